@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -267,11 +266,11 @@ class Consumer:
             if self._killed:
                 kill_group(driver)
 
-        with self._alive(attempt), (self._folder / "logs" / f"{self.name}-{attempt_id}.log").open("w") as log:
+        with self._alive(attempt), (self._folder / "logs" / f"{self.name}-{attempt_id}.log").open("w", buffering=1) as log:
             return run_attempt(
                 DriverArguments(self.name, attempt_id, self._folder / "consumers", [self._folder / "transforms"]),
                 connections,
-                on_log=lambda line: _write(log, line),
+                on_log=lambda line: log.write(f"{line}\n"),
                 on_start=started,
             )
 
@@ -317,8 +316,3 @@ class Consumer:
         return {
             source: end - at.get(source, 0) for source, end in ends.items() if source.topic in self.plan.topics and at.get(source, 0) < end
         }
-
-
-def _write(log: TextIO, line: str) -> None:
-    log.write(line + "\n")
-    log.flush()

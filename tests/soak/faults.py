@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ import psycopg2
 
 from tests.soak.consumers import Attempt, Consumer
 from tests.soak.plan import PAUSE_LIMIT_S, Fault, Planned
-from tests.soak.producers import Doomed, Setting, end_transaction
+from tests.soak.producers import Setting, end_transaction, live_and_die
 from tests.soak.watch import opened
 from tidemark.local import LocalStack
 from tidemark.sink.steps import Step
@@ -273,8 +274,9 @@ class Injector:
     # ---- producers
 
     def _doom(self, planned: Planned) -> str | None:
-        producer = Doomed(self.setting, random.Random(f"{self.setting.seed}/doomed/{planned.number}"))
-        sent = producer.live_and_die(commit=planned.fault is Fault.KILL_COMMITTING, stop=self.over, pause_s=planned.pause_s)
+        transactional_id, commit = f"doomed-{uuid.uuid4().hex[:8]}", planned.fault is Fault.KILL_COMMITTING
+        chance = random.Random(f"{self.setting.seed}/doomed/{planned.number}")
+        sent = live_and_die(self.setting, chance, transactional_id, commit=commit, stop=self.over, pause_s=planned.pause_s)
         with self._lock:
-            self._doomed.append((time.monotonic(), producer.transactional_id))
+            self._doomed.append((time.monotonic(), transactional_id))
         return None if sent is None else f"killed a producer that had sent {sent} records"

@@ -188,47 +188,41 @@ def end_transaction(setting: Setting, transactional_id: str) -> None:
     _patiently(producer.init_transactions)
 
 
-@dataclass
-class Doomed:
-    """A producer in a separate process, which is killed."""
-
-    setting: Setting
-    random: random.Random
-    transactional_id: str = field(default_factory=lambda: f"doomed-{uuid.uuid4().hex[:8]}")
-
-    def live_and_die(self, *, commit: bool, stop: threading.Event, pause_s: float) -> int | None:
-        """Returns how many records it had sent when it was killed; None if it did not get that far."""
-        first = next(self.setting.values)
-        sources = self.random.sample(list(self.setting.sources), min(2, len(self.setting.sources)))
-        send = [(source, first + 1000 * number, self.random.randint(1, 80)) for number, source in enumerate(sources)]
-        sent = Sent(waiting={value: source for source, begin, count in send for value in range(begin, begin + count)})
-        settings = {"bootstrap.servers": self.setting.servers, "transactional.id": self.transactional_id}
-        settings["transaction.timeout.ms"] = str(DOOMED_TIMEOUT_MS)
-        arguments = [settings, [[*source, begin, count] for source, begin, count in send], commit]
-        process = subprocess.Popen(
-            [sys.executable, str(Path(doomed.__file__)), json.dumps(arguments)],
-            env=child_env(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            reached, output = _listen(process, "committing" if commit else "open")
-            if reached:
-                stop.wait(pause_s / 200 if commit else pause_s)  # a commit takes milliseconds
-        finally:
-            process.kill()
-            rest, _ = process.communicate()
-        lines = _lines(output + rest)
-        for topic, partition, offset, value in lines.get("placed") or []:
-            offsets, values = sent.placed[sent.waiting.pop(value)]
-            assert (topic, partition) in self.setting.sources
-            offsets.append(offset)
-            values.append(value)
-        unanswered = Outcome.UNKNOWN if "committing" in lines else Outcome.ABORTED
-        sent.record(self.setting.recorder, Outcome.COMMITTED if "committed" in lines else unanswered, unanswered=unanswered)
-        return sum(count for _, _, count in send) if reached else None
+def live_and_die(
+    setting: Setting, chance: random.Random, transactional_id: str, *, commit: bool, stop: threading.Event, pause_s: float
+) -> int | None:
+    """A producer in a separate process, which is killed. Returns how many records it had sent by then; None if it did not get that far."""
+    first = next(setting.values)
+    sources = chance.sample(list(setting.sources), min(2, len(setting.sources)))
+    send = [(source, first + 1000 * number, chance.randint(1, 80)) for number, source in enumerate(sources)]
+    sent = Sent(waiting={value: source for source, begin, count in send for value in range(begin, begin + count)})
+    settings = {"bootstrap.servers": setting.servers, "transactional.id": transactional_id}
+    settings["transaction.timeout.ms"] = str(DOOMED_TIMEOUT_MS)
+    arguments = [settings, [[*source, begin, count] for source, begin, count in send], commit]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(doomed.__file__)), json.dumps(arguments)],
+        env=child_env(os.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        reached, output = _listen(process, "committing" if commit else "open")
+        if reached:
+            stop.wait(pause_s / 200 if commit else pause_s)  # a commit takes milliseconds
+    finally:
+        process.kill()
+        rest, _ = process.communicate()
+    lines = _lines(output + rest)
+    for topic, partition, offset, value in lines.get("placed") or []:
+        offsets, values = sent.placed[sent.waiting.pop(value)]
+        assert (topic, partition) in setting.sources
+        offsets.append(offset)
+        values.append(value)
+    unanswered = Outcome.UNKNOWN if "committing" in lines else Outcome.ABORTED
+    sent.record(setting.recorder, Outcome.COMMITTED if "committed" in lines else unanswered, unanswered=unanswered)
+    return sum(count for _, _, count in send) if reached else None
 
 
 def _listen(process: subprocess.Popen[bytes], until: str) -> tuple[bool, bytes]:

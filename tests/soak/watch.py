@@ -94,10 +94,8 @@ class Watcher:
             yield View(where, since, position, epoch, batches, ledger_rows, ledger_end, rows, last_row, rejected)
 
 
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[psycopg2.extensions.connection]:
-    with contextlib.closing(psycopg2.connect(url, connect_timeout=CONNECT_LIMIT_S, application_name="soak")) as connection:
-        yield connection
+def opened(url: str) -> contextlib.closing[psycopg2.extensions.connection]:
+    return contextlib.closing(psycopg2.connect(url, connect_timeout=CONNECT_LIMIT_S, application_name="soak"))
 
 
 def stored(cursor: Any, plan: Plan) -> Iterator[tuple[Where, Stored]]:
