@@ -9,7 +9,7 @@ and code that does not know it refuses the database.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -196,23 +196,6 @@ def _drivers(cursor: Cursor) -> list[str]:
     return [name.removeprefix("tidemark ") for (name,) in cursor.fetchall()]
 
 
-def _try_for_locks(migration: str, apply: Callable[[float], None]) -> None:
-    """Calls ``apply`` with each of `LOCK_WAITS_S` until it gets its locks. Raises `MigrationBlocked`."""
-    for wait_s in LOCK_WAITS_S:
-        try:
-            apply(wait_s)
-        except psycopg2.errors.LockNotAvailable:
-            time.sleep(wait_s)
-        else:
-            return
-    raise MigrationBlocked(migration=migration)
-
-
-def _on_fixed_path(connection: Any, sql: str) -> str:
-    """A statement outside a transaction gets its own `FIX_PATH`; so does a transaction, because BEGIN takes in what was sent before it."""
-    return f"{FIX_PATH}; {sql}" if connection.info.transaction_status == TRANSACTION_STATUS_IDLE else sql
-
-
 def _apply(url: DatabaseUrl, by: str) -> None:
     from yoyo import read_migrations
     from yoyo.backends.core.postgresql import PostgresqlBackend
@@ -231,7 +214,9 @@ def _apply(url: DatabaseUrl, by: str) -> None:
             return connection
 
         def execute(self, sql: str, params: Any = None) -> Any:
-            return super().execute(_on_fixed_path(self.connection, sql), params)
+            """A statement outside a transaction gets its own `FIX_PATH`; so does a transaction: BEGIN takes in what was sent before it."""
+            idle = self.connection.info.transaction_status == TRANSACTION_STATUS_IDLE
+            return super().execute(f"{FIX_PATH}; {sql}" if idle else sql, params)
 
         def quote_identifier(self, s: str) -> str:
             quoted: str = super().quote_identifier(s)
@@ -246,23 +231,23 @@ def _apply(url: DatabaseUrl, by: str) -> None:
 
         def apply_one(self, migration: Any, force: bool = False, mark: bool = True) -> None:
             """Statements and bookkeeping in one transaction: with yoyo's two, a kill between them would leave an unrecorded migration."""
-            _try_for_locks(migration.id, lambda wait_s: self._apply_within(wait_s, migration, force, mark))
-
-        def _apply_within(self, wait_s: float, migration: Any, force: bool, mark: bool) -> None:
-            try:
-                with self.transaction():
-                    self.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
-                    self.execute("SELECT set_config('tidemark.claimed_by', %s, true)", (by,))
-                    migration.process_steps(self, "apply", force=force)
-                    if mark:
-                        self.mark_one(migration, log=False)
-            except psycopg2.errors.LockNotAvailable:
-                raise
-            except psycopg2.Error as error:
-                message = " ".join(str(error).split())
-                if is_outage(error):
-                    raise DatabaseUnavailable(cause=message) from error
-                raise MigrationFailed(migration=migration.id, message=message) from error
+            for wait_s in LOCK_WAITS_S:
+                try:
+                    with self.transaction():
+                        self.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
+                        self.execute("SELECT set_config('tidemark.claimed_by', %s, true)", (by,))
+                        migration.process_steps(self, "apply", force=force)
+                        if mark:
+                            self.mark_one(migration, log=False)
+                        return
+                except psycopg2.errors.LockNotAvailable:
+                    time.sleep(wait_s)
+                except psycopg2.Error as error:
+                    message = " ".join(str(error).split())
+                    if is_outage(error):
+                        raise DatabaseUnavailable(cause=message) from error
+                    raise MigrationFailed(migration=migration.id, message=message) from error
+            raise MigrationBlocked(migration=migration.id)
 
     with Backend(parse_uri("postgresql:///"), "migration") as backend:
         backend.init_database()
