@@ -17,6 +17,7 @@ from tests.support.shell import tidemark
 from tests.support.waiting import until
 
 from tidemark import migrations, project
+from tidemark.author import check
 from tidemark.errors import BadInput
 from tidemark.local import LocalStack
 
@@ -250,8 +251,9 @@ def test_check_without_services_checks_what_it_can_and_says_what_it_could_not(sc
     assert done.returncode == 0
 
 
-def test_check_notes_a_transform_that_takes_long_to_import(scenario: Scenario) -> None:
-    scenario.write(f"    import time\n\n    time.sleep(3.1)\n{CITIES}", topics="cities")
+def test_check_notes_a_transform_that_takes_long_to_import(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "SLOW_IMPORT_S", 0.1)
+    scenario.write(f"    import time\n\n    time.sleep(0.2)\n{CITIES}", topics="cities")
     done = tidemark(scenario, "consumers", "check", env={"TIDEMARK_DATABASE_URL": "", "TIDEMARK_KAFKA_BOOTSTRAP_SERVERS": ""})
     assert re.search("^  note       importing the transform took [0-9]+ s: in the shared Spark application each", done.stdout, re.MULTILINE)
     assert done.returncode == 0
