@@ -48,17 +48,14 @@ class KafkaWithZooKeeper(OtherKafka):
         fresh.mkdir()
         return None
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
-        file = self.folder / name
-        kept = [line for line in file.read_text().splitlines() if not line.startswith(KRAFT_SETTINGS)]
-        own = {
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        kept = {key: value for key, value in super().settings(port, controller_port).items() if not key.startswith(KRAFT_SETTINGS)}
+        return kept | {
             "broker.id": "1",
             "zookeeper.connect": f"{ports.HOST}:{controller_port}",
             "zookeeper.session.timeout.ms": "6000",
             "listeners": f"PLAINTEXT://{ports.HOST}:{port}",
         }
-        file.write_text("\n".join([*kept, *(f"{key}={value}" for key, value in own.items())]) + "\n")
 
 
 def known(settings: Mapping[str, str]) -> dict[str, str]:

@@ -63,28 +63,25 @@ class TokenKafka(Kafka):
         self.token_port = ports.find_free()
         self.misleading_port = ports.find_free(exclude={self.token_port})
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
         while self.token_port in {port, controller_port, self.misleading_port}:  # chosen later, before the first start
             self.token_port = ports.find_free()
         while self.misleading_port in {port, controller_port, self.token_port}:
             self.misleading_port = ports.find_free()
-        file = self.folder / name
-        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        lines = super().settings(port, controller_port)
         for setting in ("listeners", "advertised.listeners"):
             lines[setting] += f",SASL_PLAINTEXT://{ports.HOST}:{self.token_port}"
         lines["listeners"] += f",MISLEADING://{ports.HOST}:{self.misleading_port}"
         lines["advertised.listeners"] += f",MISLEADING://{CLOSED}"
         lines["listener.security.protocol.map"] += ",SASL_PLAINTEXT:SASL_PLAINTEXT,MISLEADING:PLAINTEXT"
         listener = "listener.name.sasl_plaintext.oauthbearer."
-        lines |= {
+        return lines | {
             "inter.broker.listener.name": "PLAINTEXT",
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             f"{listener}sasl.jaas.config": f'{PACKAGE}.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";',
             f"{listener}sasl.server.callback.handler.class": f"{PACKAGE}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler",
             f"{listener}connections.max.reauth.ms": "3600000",
         }
-        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
 
 
 @contextmanager

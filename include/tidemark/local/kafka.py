@@ -92,7 +92,7 @@ class Kafka(Server):
 
     def _initialise(self, fresh: Path) -> str | None:
         settings = f"{fresh.name}.properties"
-        self._write_settings(settings, port=9092, controller_port=9093, data=fresh.name)
+        self._write_settings(settings, 9092, 9093, fresh.name)
         command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", cluster_id(), "-c", settings]
         return processes.run(command, folder=self.folder, limit_s=_FORMAT_LIMIT_S)
 
@@ -102,7 +102,7 @@ class Kafka(Server):
         if controller_port is None or controller_port == port or not ports.is_free(controller_port):
             controller_port = ports.find_free(exclude={port})
         self.remember(replace(saved, controller_port=controller_port))
-        self._write_settings("server.properties", port=port, controller_port=controller_port, data=self.data.name)
+        self._write_settings("server.properties", port, controller_port, self.data.name)
         command = [*self._java(_HEAP, self.signature.argument), self.program, "server.properties"]
         return processes.spawn(command, log=self.log, folder=self.folder)
 
@@ -111,12 +111,15 @@ class Kafka(Server):
         classes = str(self.jars()[0].parent / "*")
         return [str(find_java()), *options, *LIGHT, self.own_tmp(), "-Dlog4j2.configurationFile=log4j2.properties", "-cp", classes]
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        settings = {
+    def _write_settings(self, name: str, port: int, controller_port: int, data: str) -> None:
+        settings = self.settings(port, controller_port) | {"log.dirs": data}
+        (self.folder / name).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        """The broker's settings, without the folder of its data."""
+        return {
             **_SETTINGS,
             "listeners": f"PLAINTEXT://{ports.HOST}:{port},CONTROLLER://{ports.HOST}:{controller_port}",
             "advertised.listeners": f"PLAINTEXT://{ports.HOST}:{port}",
             "controller.quorum.voters": f"1@{ports.HOST}:{controller_port}",
-            "log.dirs": data,
         }
-        (self.folder / name).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))

@@ -57,19 +57,16 @@ class Node(Kafka):
 
     def _initialise(self, fresh: Path) -> str | None:
         settings = f"{fresh.name}.properties"
-        self._write_settings(settings, port=9092, controller_port=9093, data=fresh.name)
+        self._write_settings(settings, 9092, 9093, fresh.name)
         command = [*self._java(), "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", settings]
         return processes.run(command, folder=self.folder, limit_s=120)
 
     def _java(self, *options: str) -> list[str]:
         return super()._java(*(HEAP if option.startswith("-Xmx") else option for option in options))
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
-        file = self.folder / name
-        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
-        lines |= {"node.id": str(self.number), "controller.quorum.voters": self._voters, "log.cleaner.dedupe.buffer.size": "4194304"}
-        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        own = {"node.id": str(self.number), "controller.quorum.voters": self._voters, "log.cleaner.dedupe.buffer.size": "4194304"}
+        return super().settings(port, controller_port) | own
 
 
 class Trio:

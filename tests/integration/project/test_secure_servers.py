@@ -82,9 +82,8 @@ class Certificates:
 
     ca: Path
     server: Path
-    server_key: Path
     client: Path
-    """Certificate and key in one file. The key is not encrypted: Java 17 cannot read today's PEM encryption (PBES2)."""
+    """Like the server's, certificate and key in one file. The key is not encrypted: Java 17 cannot read today's PEM encryption (PBES2)."""
     key_store: Path
     """The same as PKCS12, encrypted with `KEY_PASSWORD`."""
     stranger: Path
@@ -94,12 +93,11 @@ class Certificates:
     def make(cls, folder: Path) -> Certificates:
         authority, key = _authority(AUTHORITY)
         stranger, _ = _authority("somebody else's CA")
-        made = cls(*(folder / name for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.p12", "stranger.pem")))
+        made = cls(*(folder / name for name in ("ca.pem", "server.pem", "client.pem", "client.p12", "stranger.pem")))
         made.ca.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
         made.stranger.write_bytes(stranger.public_bytes(serialization.Encoding.PEM))
         certificate, secret = _signed("localhost", authority, key)
-        made.server.write_bytes(certificate)
-        made.server_key.write_bytes(_pem(secret))
+        made.server.write_bytes(_pem(secret) + certificate)
         certificate, secret = _signed(USER, authority, key)
         made.client.write_bytes(_pem(secret) + certificate)
         chain = (x509.load_pem_x509_certificate(certificate), [authority])
@@ -134,17 +132,15 @@ class SecureKafka(Kafka):
 
         until(known, "the broker knows the new password")
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
         while {self.sasl_port, self.tls_port} & {port, controller_port}:  # chosen later, before the first start
             self.sasl_port, self.tls_port = ports.find_free(), ports.find_free(exclude={self.sasl_port})
-        file = self.folder / name
-        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+        lines = super().settings(port, controller_port)
         extra = f",SASL_SSL://{ports.HOST}:{self.sasl_port},SSL://{ports.HOST}:{self.tls_port}"
         lines["listeners"] += extra
         lines["advertised.listeners"] += extra
         lines["listener.security.protocol.map"] += ",SASL_SSL:SASL_SSL,SSL:SSL"
-        lines |= {
+        return lines | {
             "inter.broker.listener.name": "PLAINTEXT",
             # a resource without an ACL is open to everyone; the test itself, on the plaintext listener, may do everything
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -154,13 +150,10 @@ class SecureKafka(Kafka):
             "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
             "listener.name.ssl.ssl.client.auth": "required",
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(self.folder / "server.pem"),
+            "ssl.keystore.location": str(self.certificates.server),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.certificates.ca),
         }
-        both = self.certificates.server_key.read_text() + self.certificates.server.read_text()
-        (self.folder / "server.pem").write_text(both)
-        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
 
 
 class TlsFront(socketserver.ThreadingTCPServer):
@@ -177,7 +170,7 @@ class TlsFront(socketserver.ThreadingTCPServer):
         self.target = target
         self.port = int(self.server_address[1])
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(certificates.server, certificates.server_key)
+        self.context.load_cert_chain(certificates.server)
         self.ending = threading.Event()
         self._accepting = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="TLS front")
 

@@ -45,23 +45,20 @@ class GuardedKafka(Kafka):
         super().__init__(folder, None)
         self.guarded_port = ports.find_free()
 
-    def _write_settings(self, name: str, *, port: int, controller_port: int, data: str) -> None:
-        super()._write_settings(name, port=port, controller_port=controller_port, data=data)
-        file = self.folder / name
-        lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        lines = super().settings(port, controller_port)
         extra = f",SASL_PLAINTEXT://{ports.HOST}:{self.guarded_port}"
         lines["listeners"] += extra
         lines["advertised.listeners"] += extra
         lines["listener.security.protocol.map"] += ",SASL_PLAINTEXT:SASL_PLAINTEXT"
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-        lines |= {
+        return lines | {
             "inter.broker.listener.name": "PLAINTEXT",
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{module} required user_{USER}="{PASSWORD}";',
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
         }
-        file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
 
 
 @pytest.fixture(scope="module")
