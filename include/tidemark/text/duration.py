@@ -31,11 +31,11 @@ def parse_duration(text: str) -> timedelta:
 def format_duration(length: timedelta) -> str:
     """Formats ``length`` for `parse_duration`, in the longest unit that needs no fraction: 90 s is ``90s``, 120 s is ``2m``.
 
-    Raises `BadInput` for negative lengths and fractions of a second.
+    A fraction of a second, which `parse_duration` refuses, is shown: a topic's retention may have one.
     """
     seconds = length // timedelta(seconds=1)
-    if seconds < 0 or length != timedelta(seconds=seconds):
-        raise BadInput(what="not a length in whole seconds", found=str(length), fix="use zero or more whole seconds")
+    if length != timedelta(seconds=seconds):
+        return f"{length.total_seconds()}s"
     if seconds == 0:
         return "0s"
     unit = next(unit for unit, size in _UNITS_S.items() if seconds % size == 0)
