@@ -58,8 +58,8 @@ def find(signature: Signature, pid: int | None) -> psutil.Process | None:
 
 
 def spawn(command: Sequence[str | Path], *, log: Path, folder: Path, account: SystemUser | None = None) -> int:
-    """Starts a process that survives the caller, in its own session and with its output in ``log``, and returns its pid. Only this user
-    can read the log, because servers quote rows in it."""
+    """Starts a process that survives the caller, in its own session and with its output in ``log``, a new file, and returns its pid. Only
+    this user can read the log, because servers quote rows in it."""
     words = ["/bin/sh", "-c", _SHELL, "sh", *(str(word) for word in command)]
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         shell = subprocess.run(
