@@ -426,15 +426,6 @@ def _at_least(column: str, value: int) -> dict[str, Any]:
 # ---- wrong usage
 
 
-def test_unknown_consumer_is_answered_with_the_nearest(scenario: Scenario) -> None:
-    """Every command that takes a name gives the same answer."""
-    scenario.write(CITIES, topics="t")
-    for command in (("consume",), ("offsets",), ("consumers", "check"), ("sink", "ddl")):
-        done = tidemark(scenario, *command, scenario.name + "x")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f'did you mean "{scenario.name}"?' in done.stderr
-
-
 NOWHERE = "postgresql://someone:secret@127.0.0.1:9/none"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from tests.support.scenario import Scenario
-from tests.support.shell import tidemark
 from tests.support.waiting import until
 
 GATED = """
@@ -108,24 +107,6 @@ def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(
     (tmp_path / "second").touch()
     assert gated.run().records == 1
     gated.check()
-
-
-@pytest.mark.thorough
-def test_backfill_says_it_too(gated: Scenario, opened: Callable[..., Terminal], tmp_path: Path) -> None:
-    """So do all commands that perform runs: they share `run_with_progress`."""
-    for value in ("first", "second"):
-        (tmp_path / value).touch()
-    gated.run()
-    (tmp_path / "reached").unlink()
-    (topic,) = gated.spec.topics
-    gated.topics.produce(topic, [b"third"], partition=0)
-    reason = ("--reason", "to have something to backfill")
-    for words in (("plan", gated.name, "--to-latest", "--backfill", *reason), ("apply", "1")):
-        assert tidemark(gated, "rewind", *words).returncode == 0
-    terminal = opened(gated, "backfill", gated.name)
-    until((tmp_path / "reached").exists, what="the transform is called")
-    assert terminal.interrupt() == 130
-    assert "Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
 
 
 def test_other_commands_say_it_in_general(gated: Scenario, opened: Callable[..., Terminal], tmp_path: Path) -> None:
