@@ -19,7 +19,8 @@ from tidemark.text.wording import about, counted, first_of
 
 RETENTION_USED = 0.75
 """The share of its retention from which a partition's lag is a warning."""
-SHOWN_PARTITIONS = 5
+NAMED = 5
+"""How many partitions a finding names."""
 
 
 def examine_brokers(cluster: Cluster) -> Iterator[Finding]:
@@ -107,7 +108,7 @@ def _lag(
     positions = {position.partition: position.position for position in progress.positions if position.kafka_uuid == topic.kafka_uuid}
     logs = cluster.logs(part for part in topic.all() if part in positions)
     if lost := [part for part, log in logs.items() if positions[part] < log.start]:
-        problem = f"retention has deleted records that were not read, in {first_of(map(str, sorted(lost)), SHOWN_PARTITIONS)}"
+        problem = f"retention has deleted records that were not read, in {first_of(map(str, sorted(lost)), NAMED)}"
         fix = f"Decide where to continue: tidemark rewind plan {consumer} --to-earliest, or set offset_reset."
         yield failure(subject, problem, fix)
     retention_ms = int(settings["retention.ms"].value)
@@ -116,7 +117,7 @@ def _lag(
         return
     ages = {part: progress.now_ms - at for part, at in cluster.times_at(behind).items() if at >= 0}
     if late := [part for part, age in ages.items() if age > RETENTION_USED * retention_ms]:
-        oldest = about(max(ages[part] for part in late) / 1000)
-        partitions = first_of(map(str, sorted(late)), SHOWN_PARTITIONS)
-        problem = f"the oldest unread record is {oldest} old, and retention deletes after {about(retention_ms / 1000)}, in {partitions}"
+        oldest, kept = about(max(ages[part] for part in late) / 1000), about(retention_ms / 1000)
+        named = first_of(map(str, sorted(late)), NAMED)
+        problem = f"the oldest unread record is {oldest} old, and retention deletes after {kept}, in {named}"
         yield warning(subject, problem, "Run the consumer now, or raise retention.ms.")
