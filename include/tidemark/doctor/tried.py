@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -71,11 +72,4 @@ def _release(component: str, version: str) -> tuple[int, ...]:
 
 def _parts(version: str) -> tuple[int, ...]:
     """The leading numbers of a version, such as (18, 1) of ``18.1 (Debian 18.1-1)`` and (4, 3, 0) of ``4.3.0.dev1``."""
-    parts = []
-    for word in version.split()[0].split("."):
-        digits = word[: len(word) - len(word.lstrip("0123456789"))]
-        if digits:
-            parts.append(int(digits))
-        if digits != word:
-            break
-    return tuple(parts)
+    return tuple(int(part) for part in re.split(r"[^0-9.]", version, maxsplit=1)[0].split(".") if part)

@@ -23,9 +23,8 @@ CLIENT = "pyspark-client"
 
 def installed() -> dict[str, str]:
     """The versions of Python and of the installed packages, by name."""
-    found = {name: _distribution(name) for name in PACKAGES}
-    packages = {name: distribution.version for name, distribution in found.items() if distribution is not None}
-    return {"python": platform.python_version(), **packages}
+    versions = {name: distribution.version for name in PACKAGES if (distribution := _distribution(name)) is not None}
+    return {"python": platform.python_version(), **versions}
 
 
 def _distribution(name: str) -> metadata.Distribution | None:
