@@ -127,7 +127,7 @@ def judge(where: Where, log: Log, stored: Stored) -> list[Anomaly]:
 
 def _records(where: Where, log: Log, stored: Stored, ledger: Int64s) -> Iterator[Anomaly]:
     """Checks each record by its value: how often and where it is stored, and whether it may be."""
-    sent, outcomes, offsets = log.by_value()
+    sent, outcomes, offsets = log.values, log.outcomes, log.offsets
     values = np.concatenate([stored.row_values, stored.reject_values])
     at_offsets = np.concatenate([stored.row_offsets, stored.reject_offsets])
     at, known = places_of(values, sent)

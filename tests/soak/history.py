@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -72,25 +72,14 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A partition's records, as their producers know them. Each value occurs once.
+    """A partition's records, as their producers know them, in the order of their values. Each value occurs once.
 
-    ``offsets``, ``values`` and ``outcomes`` are in the order of offsets. The ``unplaced`` records were sent, but their producers never
-    learned their offsets. They may not be in the log at all.
+    ``offsets``: -1 for records that were sent, but whose producers never learned their offsets. They may not be in the log at all.
     """
 
-    offsets: Int64s
     values: Int64s
     outcomes: Int8s
-    unplaced_values: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    unplaced_outcomes: Int8s = field(default_factory=lambda: np.empty(0, np.int8))
-
-    def by_value(self) -> tuple[Int64s, Int8s, Int64s]:
-        """Values in ascending order, with the outcome and the offset (-1: unplaced) of each."""
-        sent = np.concatenate([self.values, self.unplaced_values])
-        outcomes = np.concatenate([self.outcomes, self.unplaced_outcomes])
-        offsets = np.concatenate([self.offsets, np.full(len(self.unplaced_values), -1, np.int64)])
-        order = np.argsort(sent, kind="stable")
-        return sent[order], outcomes[order], offsets[order]
+    offsets: Int64s
 
 
 class Recorder:
@@ -98,42 +87,25 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._placed: dict[Source, tuple[array[int], array[int], array[int]]] = defaultdict(lambda: (array("q"), array("q"), array("b")))
-        self._unplaced: dict[Source, tuple[array[int], array[int]]] = defaultdict(lambda: (array("q"), array("b")))
+        self._sent: dict[Source, tuple[array[int], array[int], array[int]]] = defaultdict(lambda: (array("q"), array("b"), array("q")))
         self.records: Counter[Outcome] = Counter()
 
-    def placed(self, source: Source, offsets: Iterable[int], values: Iterable[int], outcome: Outcome) -> None:
+    def placed(self, source: Source, offsets: Sequence[int], values: Sequence[int], outcome: Outcome) -> None:
         """Adds records whose offsets the broker has reported."""
         with self._lock:
-            before = len(self._placed[source][0])
-            to_offsets, to_values, to_outcomes = self._placed[source]
-            to_offsets.extend(offsets)
-            to_values.extend(values)
-            count = len(to_offsets) - before
-            to_outcomes.extend([outcome] * count)
-            self.records[outcome] += count
+            for column, more in zip(self._sent[source], (values, [outcome] * len(values), offsets), strict=True):
+                column.extend(more)
+            self.records[outcome] += len(values)
 
-    def unplaced(self, source: Source, values: Iterable[int], outcome: Outcome) -> None:
+    def unplaced(self, source: Source, values: Sequence[int], outcome: Outcome) -> None:
         """Adds records that were sent but not acknowledged."""
-        with self._lock:
-            to_values, to_outcomes = self._unplaced[source]
-            before = len(to_values)
-            to_values.extend(values)
-            to_outcomes.extend([outcome] * (len(to_values) - before))
-            self.records[outcome] += len(to_values) - before
+        self.placed(source, [-1] * len(values), values, outcome)
 
     def log(self, source: Source) -> Log:
         with self._lock:
-            offsets, values, outcomes = (np.array(column) for column in self._placed[source])
-            unplaced_values, unplaced_outcomes = (np.array(column) for column in self._unplaced[source])
-        order = np.argsort(offsets, kind="stable")
-        return Log(
-            offsets[order].astype(np.int64),
-            values[order].astype(np.int64),
-            outcomes[order].astype(np.int8),
-            unplaced_values.astype(np.int64),
-            unplaced_outcomes.astype(np.int8),
-        )
+            values, outcomes, offsets = (np.array(column) for column in self._sent[source])
+        order = np.argsort(values, kind="stable")
+        return Log(values[order], outcomes[order], offsets[order])
 
 
 def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
@@ -141,7 +113,7 @@ def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
 
     A contradiction is not an anomaly of a consumer: Kafka, a producer or this harness is wrong, and the soak says nothing about consumers.
     """
-    sent, outcomes, place = log.by_value()
+    sent, outcomes, place = log.values, log.outcomes, log.offsets
     at, known = places_of(values, sent)
     found = np.full(len(sent), -1, np.int64)
     found[at[known]] = offsets[known]
@@ -156,13 +128,7 @@ def settled(log: Log, offsets: Int64s, values: Int64s) -> tuple[Log, list[str]]:
         *_named("to be read at another offset than the producer was told", sent[seen & (place >= 0) & (found != place)]),
     ]
     now = np.where(seen, Outcome.COMMITTED, Outcome.ABORTED).astype(np.int8)
-    place = np.where(seen, found, place)
-    placed = place >= 0
-    by_offset = np.argsort(place[placed], kind="stable")
-    return (
-        Log(place[placed][by_offset], sent[placed][by_offset], now[placed][by_offset], sent[~placed], now[~placed]),
-        problems,
-    )
+    return Log(sent, now, np.where(seen, found, place)), problems
 
 
 def places_of(values: Int64s, ascending: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
