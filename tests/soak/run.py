@@ -76,8 +76,7 @@ class Options:
 
 
 def soak(options: Options, say: Callable[[str], None]) -> Result:
-    """Runs a soak and returns its result. ``say`` gets a line for each event, from several threads. Data and logs are kept if something is
-    wrong.
+    """Runs a soak in a temporary folder, which is kept if something is wrong. ``say`` gets a line for each event, from several threads.
 
     Raises `Unfinished` if the soak did not reach a verdict, or the error of a thread that failed.
     """
@@ -115,7 +114,7 @@ class _Soak:
         self._options = options
         self._stack = stack
         self._say = say
-        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "logs").mkdir()
         self._url = stack.env()["TIDEMARK_DATABASE_URL"]  # ①
         servers = stack.kafka.bootstrap_servers()
         migrations.migrate(self._url)
