@@ -11,7 +11,7 @@ from tidemark.doctor.finding import Finding, failure, ok, warning
 from tidemark.kafka import groups
 from tidemark.kafka.cluster import Cluster, Topic, TopicSettings, in_sync_replicas
 from tidemark.kafka.contact import unreachable
-from tidemark.kafka.groups import GroupNotAllowed
+from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import store
 from tidemark.offsets.store import Position
 from tidemark.spec import ConsumerSpec
@@ -72,7 +72,7 @@ def _mirror(cluster: Cluster, spec: ConsumerSpec) -> Iterator[Finding]:
     subject = f"{spec.name}: mirror"
     try:
         live = groups.members(cluster, spec.group)
-    except GroupNotAllowed as error:
+    except NotAllowed as error:
         yield warning(subject, f"{error.operation} is not allowed on group {spec.group}", "Ask for an ACL that allows READ on it.")
         return
     if live:

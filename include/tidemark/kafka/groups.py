@@ -39,19 +39,6 @@ class GroupInUse(Refused):
         )
 
 
-class GroupNotAllowed(Refused):
-    """The cluster's ACLs do not allow an operation on a consumer group."""
-
-    kafka_name = "GROUP_AUTHORIZATION_FAILED"
-    group: str
-    operation: str
-    """Its name in an ACL: ``READ``."""
-    servers: str
-
-    def __str__(self) -> str:
-        return f"{self.servers} does not allow {self.operation} on group {self.group}. Ask for an ACL that allows it."
-
-
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Offsets sent to a group. ``client`` must live until the answer arrives."""
@@ -63,7 +50,7 @@ class Commit:
     answer: Future[Any]
 
     def wait(self, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
-        """Waits until Kafka has stored the offsets. Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`."""
+        """Waits until Kafka has stored the offsets. Raises `GroupInUse`, `NotAllowed` or `BrokerUnavailable`."""
         from confluent_kafka import KafkaException
 
         try:
@@ -93,10 +80,7 @@ def commit(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) 
 
 
 def members(cluster: Cluster, group: str) -> list[str]:
-    """The live members of a group as ``client id at host``; empty for a missing group.
-
-    Raises `GroupNotAllowed` or `BrokerUnavailable`.
-    """
+    """The live members of a group as ``client id at host``; empty for a missing group. Raises `NotAllowed` or `BrokerUnavailable`."""
     from confluent_kafka import KafkaException
 
     (future,) = cluster.admin().describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
@@ -107,7 +91,7 @@ def members(cluster: Cluster, group: str) -> list[str]:
 
 
 def delete(cluster: Cluster, group: str) -> bool:
-    """Deletes a group's offsets in Kafka; false if it does not exist. Raises `GroupInUse`, `GroupNotAllowed` or `BrokerUnavailable`."""
+    """Deletes a group's offsets in Kafka; false if it does not exist. Raises `GroupInUse`, `NotAllowed` or `BrokerUnavailable`."""
     from confluent_kafka import KafkaError, KafkaException
 
     (future,) = cluster.admin().delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S).values()
@@ -129,8 +113,7 @@ def named(members: Sequence[str]) -> str:
 def _translated(error: KafkaError, group: str, operation: str, servers: str, topic: str = "") -> TidemarkError:
     from confluent_kafka import KafkaError
 
-    if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        return GroupNotAllowed(group=group, operation=operation, servers=servers)
     if error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.REBALANCE_IN_PROGRESS):
         return GroupInUse(group=group, members=[], servers=servers)
-    return failure_of(error, servers, operation, [topic] if topic else [f"group {group}"])
+    of_group = not topic or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    return failure_of(error, servers, operation, [f"group {group}" if of_group else topic])

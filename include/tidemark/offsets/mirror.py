@@ -137,7 +137,7 @@ def mirrored(cluster: Cluster, spec: ConsumerSpec, positions: Positions) -> Iter
 def republish(connection: Connection, cluster: Cluster, spec: ConsumerSpec) -> Drift:
     """Publishes all positions of a group, and counts the ones that differed in Kafka. Waits for the answer.
 
-    Raises `GroupInUse`, `GroupNotAllowed`, `NotAllowed` or `BrokerUnavailable`.
+    Raises `GroupInUse`, `NotAllowed` or `BrokerUnavailable`.
     """
     with transaction(connection) as cur:
         positions = store.positions(cur, spec.group)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def places(connection: Connection, cluster: Cluster, spec: ConsumerSpec, group: str) -> tuple[list[Place], list[str]]:
     """Returns where the consumer's partitions start, or why it cannot adopt ``group``. Stores topics that are new.
 
-    Raises `NoPosition`, `TopicsMissing`, `GroupNotAllowed` or `BrokerUnavailable`.
+    Raises `NoPosition`, `TopicsMissing`, `NotAllowed` or `BrokerUnavailable`.
     """
     topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
