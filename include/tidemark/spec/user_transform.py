@@ -55,12 +55,7 @@ _NAMES = {"records": Form.SPARK, "df": Form.SPARK, "batch": Form.ARROW, "record"
 
 
 class _UnclearForm(Exception):
-    """The form cannot be determined or is not supported. Holds the message and the fix."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message, fix)
-        self.message = message
-        self.fix = fix
+    """The form cannot be determined or is not supported. Its arguments are the message and the fix."""
 
 
 def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
@@ -83,7 +78,8 @@ def load_transform(spec: ConsumerSpec, folders: Sequence[Path]) -> Transform:
     try:
         form = form_of(function)
     except _UnclearForm as unclear:
-        raise _invalid(spec, ("transform",), f"transform: {spec.transform} {unclear.message}", unclear.fix) from None
+        message, fix = unclear.args
+        raise _invalid(spec, ("transform",), f"transform: {spec.transform} {message}", fix) from None
     if form is Form.SPARK and spec.retry.order is RetryOrder.KEY:
         message = f"retry.order: {spec.transform} has the Spark form, whose rows do not show which key they come from"
         raise _invalid(spec, ("retry", "order"), message, "write the transform in the Arrow or function form, or remove the key")
