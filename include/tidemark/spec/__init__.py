@@ -29,46 +29,33 @@ Modules::
 
 from tidemark.spec.files import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
 from tidemark.spec.model import (
-    Access,
     AirflowSettings,
     Batch,
-    BreakerSettings,
-    ConnectionIds,
     ConsumerSpec,
     Objectives,
     OffsetReset,
     OnFailure,
     RetryOrder,
-    RetrySettings,
     RunMode,
     Sink,
     SinkMode,
-    SparkSettings,
     Validation,
 )
 from tidemark.spec.partial import partial_spec
-from tidemark.spec.problem import KeyPath, Problem, SpecInvalid, UnknownConsumer
-from tidemark.spec.source import Source
+from tidemark.spec.problem import Problem, SpecInvalid, UnknownConsumer
 
 __all__ = [
-    "Access",
     "AirflowSettings",
     "Batch",
-    "BreakerSettings",
-    "ConnectionIds",
     "ConsumerSpec",
-    "KeyPath",
     "Objectives",
     "OffsetReset",
     "OnFailure",
     "Problem",
     "RetryOrder",
-    "RetrySettings",
     "RunMode",
     "Sink",
     "SinkMode",
-    "Source",
-    "SparkSettings",
     "SpecInvalid",
     "UnknownConsumer",
     "Validation",
