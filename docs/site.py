@@ -188,7 +188,7 @@ def keys() -> Iterator[str]:
 def rows_of(part: type[BaseModel], above: str, texts: dict[tuple[str, str], str]) -> Iterator[str]:
     for name, annotation in model.keys_of(part).items():
         inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
-        nested = bool(inner) and "root" not in inner[0].model_fields
+        nested = bool(inner)
         field = part.model_fields.get(name)
         default = "required" if field and field.is_required() else code(shown(field and field.get_default(call_default_factory=True)))
         if above == "" and name == "group":

@@ -141,7 +141,8 @@ def _retention(connection: Connection) -> Iterator[Finding]:
 
 def _sink(connection: Connection, spec: ConsumerSpec, sink: Sink) -> Iterator[Finding]:
     subject = f"{spec.name}: sink"
-    sinks = _rows(connection, "sink", schema=sink.schema_name, table=sink.table_name, privileges=table_rights(sink))
+    schema, table = sink.table.split(".")
+    sinks = _rows(connection, "sink", schema=schema, table=table, privileges=table_rights(sink))
     if not sinks:  # the consumer's check says so
         return
     if missing := sinks[0]["missing"]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tidemark.records.outcome import ONLY
 from tidemark.records.ranges import TopicPartition
@@ -143,14 +143,6 @@ class Sink(_Part):
     run. A run never drops a column or changes its type."""
     error_detail: bool = False
     """Whether a failed record's error text may quote values of its rows: Postgres' DETAIL, and a value that does not fit its column."""
-
-    @property
-    def schema_name(self) -> str:
-        return self.table.split(".")[0]
-
-    @property
-    def table_name(self) -> str:
-        return self.table.split(".")[1]
 
 
 class Format(_Part):
@@ -308,16 +300,6 @@ class SparkSettings(_Part):
     """Whether small runs that Airflow starts share one Spark application. A consumer with settings in ``conf`` always has its own."""
 
 
-class FixedPartitions(RootModel[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]]]):
-    """The partitions of each topic that a consumer reads, ignoring all others."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    @property
-    def scope(self) -> Scope:
-        return Scope(tuple(Item(topic, numbers) for topic, numbers in self.root.items()))
-
-
 class ConsumerSpec(_Part):
     """One consumer as its file declares it, with every default filled in.
 
@@ -338,7 +320,7 @@ class ConsumerSpec(_Part):
     """The topics to read. Exactly one of this and ``topic_pattern`` is required."""
     topic_pattern: Annotated[Annotated[str, AfterValidator(checks.topic_pattern)] | None, _NOT_NULL] = None
     """A Python regular expression that must match the whole topic name."""
-    partitions: Annotated[FixedPartitions | None, _NOT_NULL] = None
+    partitions: Annotated[Mapping[str, Annotated[Ranges, BeforeValidator(checks.partition_numbers)]] | None, _NOT_NULL] = None
     """Fixed partitions, as in Kafka's ``assign``. None: all partitions, including those added later."""
     format: Format = Format()
     transform: Annotated[Annotated[str, AfterValidator(checks.transform_name)] | None, _NOT_NULL] = None
@@ -432,7 +414,7 @@ class ConsumerSpec(_Part):
     @property
     def fixed(self) -> Scope:
         """The partitions that the file fixes; empty (everything) without ``partitions``."""
-        return Scope() if self.partitions is None else self.partitions.scope
+        return Scope(tuple(Item(topic, numbers) for topic, numbers in (self.partitions or {}).items()))
 
     def __hash__(self) -> int:
         return hash((self.name, self.group))

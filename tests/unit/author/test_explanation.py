@@ -107,7 +107,7 @@ NOT_EXPLAINED = {"description", "airflow.owner", "airflow.tags"}
 def keys(part: type[BaseModel] = ConsumerSpec, above: str = "") -> Iterator[str]:
     for name, annotation in model.keys_of(part).items():
         models = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if models and get_origin(annotation) is not Mapping and "root" not in models[0].model_fields:
+        if models and get_origin(annotation) is not Mapping:
             yield from keys(models[0], f"{above}{name}.")
         else:
             yield f"{above}{name}"

@@ -64,7 +64,7 @@ def models(annotation: Any) -> list[type[BaseModel]]:
 
 def unknown(keys: list[str], model: type[BaseModel]) -> str | None:
     """The first key, starting from the outermost, that the model does not have."""
-    if not keys or "root" in model.model_fields:
+    if not keys:
         return None
     if keys[0] not in keys_of(model):
         return keys[0]

@@ -76,8 +76,7 @@ def test_a_small_file_gets_every_default(write):
     spec = load_consumer(write(SMALL))
     assert (spec.name, spec.group, spec.topics, spec.topic_pattern) == ("departures", "departures", ("flights",), None)
     (sink,) = spec.sinks.values()
-    assert (sink.table, sink.schema_name, sink.table_name) == ("public.departures", "public", "departures")
-    assert (sink.mode, sink.key) == (SinkMode.APPEND, ())
+    assert (sink.table, sink.mode, sink.key) == ("public.departures", SinkMode.APPEND, ())
     assert (spec.connections.postgres, spec.connections.kafka, spec.connections.spark) == (
         "tidemark_postgres",
         "tidemark_kafka",

@@ -382,14 +382,10 @@ def test_a_long_line_is_shown_around_its_place(tmp_path):
 def _paths(kind: type[BaseModel], above: str = "") -> list[str]:
     paths = []
     for name, annotation in model.keys_of(kind).items():
-        if name == "root":  # the model consists of a single value, a mapping
-            paths.append(f"{above}*")
-            continue
         paths.append(f"{above}{name}")
         inner = explain._model_of(annotation) if name != "sinks" else None  # each sink has the same words as `sink`
         paths += _paths(inner, f"{above}{name}.") if inner else []
-        paths += [f"{above}{name}[]"] if "tuple[" in str(annotation) else []
-        paths += [f"{above}{name}.*"] if "Mapping[" in str(annotation) else []
+        paths += [f"{above}{name}.*"] if "Mapping[" in str(annotation) else [f"{above}{name}[]"] if "tuple[" in str(annotation) else []
     return paths
 
 
