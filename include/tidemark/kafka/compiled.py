@@ -161,7 +161,6 @@ class CompiledPoller:
         self._kafka, self._own, self._client = library.kafka, library.own, library.client
         self._messages = (_P * MESSAGES_A_POLL)()
         self._errors = (_P * MESSAGES_A_POLL)()
-        self._queue = None
         self._partition = b"", 0
         self._handle: int | None = self._connect(settings)
         self._kafka["poll_set_consumer"](self._handle)
@@ -271,12 +270,11 @@ class CompiledPoller:
         if self._handle is None:
             return
         self._discard()
-        if self._queue is not None:
-            self._kafka["queue_destroy"](self._queue)
+        self._kafka["queue_destroy"](self._queue)
         self._kafka["consumer_close"](self._handle)
         _token_sources.pop(self._handle, None)  # first, because the next client may get the same address
         self._kafka["destroy"](self._handle)
-        self._handle = self._queue = None
+        self._handle = None
 
 
 _token_sources: dict[int, tuple[dict[str, Any], TokenSource]] = {}
