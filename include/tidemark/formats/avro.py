@@ -70,8 +70,6 @@ def _bytes(joined: pa.Array) -> memoryview:
     import numpy as np
 
     _, offsets, data = joined.buffers()
-    if not len(joined) or data is None:
-        return memoryview(b"")
     places = np.frombuffer(offsets, np.int32, count=joined.offset + len(joined) + 1)
     return memoryview(data)[places[joined.offset] : places[-1]]
 

@@ -115,7 +115,7 @@ def resolved(array: pa.Array, target: pa.DataType, reader: Node, path: str = "")
         return array
     if reader.kind == "union" and len(reader.branches) > 1:
         return _as_union(array, target, reader, path)
-    node = reader.branches[0] if reader.branches else reader
+    (node,) = reader.branches
     if pa.types.is_struct(source) and pa.types.is_struct(target):
         columns = [_field(array, target.field(child.name).type, child, path) for child in node.fields]
         return struct_of(columns, [child.name for child in node.fields], array.is_valid())
@@ -187,7 +187,7 @@ def _promotes(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_decimal(source) and pa.types.is_decimal(target):
         return bool(source.scale <= target.scale and source.precision - source.scale <= target.precision - target.scale)
     text = {pa.string(), pa.binary()}
-    return (source in text and target in text) or pa.types.is_null(source)
+    return source in text and target in text
 
 
 def _union(array: pa.Array, node: Node, path: str) -> pa.Array:
@@ -272,8 +272,6 @@ def struct_of(columns: Sequence[pa.Array], names: Sequence[str], valid: pa.Array
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not columns:
-        return pa.array([{} if is_valid else None for is_valid in valid.to_pylist()], pa.struct([]))
     return pa.StructArray.from_arrays(columns, fields=_fields(columns, names), mask=pc.invert(valid))
 
 
