@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 
@@ -26,7 +26,7 @@ from tidemark.connections import Connections
 from tidemark.db import Connection, DatabaseUrl, session, transaction
 from tidemark.driver.applications import Application
 from tidemark.driver.environment import driver_env, interpreter, require_tidemark, separate
-from tidemark.driver.keeper_client import KeeperUnavailable, start_driver
+from tidemark.driver.keeper_client import ForkedDriver, KeeperUnavailable, start_driver
 from tidemark.driver.process import child_env
 from tidemark.errors import Broken, DatabaseUnavailable, Fenced, Refused, TidemarkError, Unavailable
 from tidemark.offsets import store
@@ -41,20 +41,8 @@ OUTCOME_WAIT_S = 60
 """How long to retry reading an attempt's outcome while the database is unavailable. A failover takes about as long."""
 
 
-class Driver(Protocol):
-    """A driver's process, with the interface of `subprocess.Popen`. It leads a process group."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def stdout(self) -> IO[str] | None: ...
-
-    @property
-    def returncode(self) -> int | Any: ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit status. Raises `subprocess.TimeoutExpired`."""
+Driver = subprocess.Popen[str] | ForkedDriver
+"""A driver's process. It leads a process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +229,7 @@ def run_attempt(
                 kill(driver)
             abandon(connections.database_url, attempt_id, error)
             raise
-    return outcome(connections.database_url, attempt_id, DriverDied(attempt_id=attempt_id, status=driver.returncode))
+    return outcome(connections.database_url, attempt_id, DriverDied(attempt_id=attempt_id, status=driver.wait()))
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Driver:
