@@ -96,7 +96,7 @@ def rows(part: Slice, chunk: pa.RecordBatch) -> Iterator[Record | Unreadable]:
         try:
             timestamp = UNIX_EPOCH + since
         except (OverflowError, TypeError):
-            yield Unreadable(offset, key, no_such_time(millis))
+            yield Unreadable(offset, key, Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999"))
             continue
         if bad:
             yield Unreadable(offset, key, Fail(BAD_HEADERS))
@@ -111,10 +111,6 @@ class Unreadable:
     offset: int
     key: bytes | None
     error: NoRow
-
-
-def no_such_time(millis: int) -> Fail:
-    return Fail(f"its timestamp, {millis} ms since 1970, is outside the years 1 to 9999")
 
 
 def without_time(kafka: KafkaConfig, parts: Iterable[Slice]) -> str | None:
