@@ -30,8 +30,6 @@ from tidemark.jvm.errors import FolderUnusable, JarsDiffer, JarsUnavailable, wit
 from tidemark.jvm.java import find_java
 from tidemark.packages import ExtraMissing
 
-__all__ = ["JAR_SETTINGS", "Recipe", "broker_jars", "cache", "jars_of", "registry_jars", "spark_jars"]
-
 JAR_SETTINGS = ("spark.jars", "spark.jars.packages", "spark.yarn.dist.jars", "spark.driver.extraClassPath")
 """Spark's settings that provide the Kafka connector from elsewhere: the user's, or the cluster image's."""
 
