@@ -129,7 +129,7 @@ def payloads(texts: Sequence[str | None]) -> tuple[list[str | None], list[Types]
         schema = b"" if record is None else bytes(record.schema)
         payload = b"" if record is None else bytes(record.payload)
         if record is not None and payload and (schema.startswith(b"{") or (schema == b"null" and payload.startswith(b"{"))):
-            bare.append(_text_of(record.payload))
+            bare.append(json_fields.text_of(record.payload))
             types.append(None if schema == b"null" else _parsed(schema) or _INVALID)
         else:
             bare.append(text)
@@ -149,7 +149,7 @@ def envelopes(texts: Sequence[str | None], errors: dict[int, str]) -> Envelopes:
                 envelope = _ENVELOPE.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
             errors[at] = f"Undecodable: it is not an envelope in JSON: {json_fields.problem(text or '', error)}"
-        rows.append(_text_of(envelope.after))
+        rows.append(json_fields.text_of(envelope.after))
         operations.append(envelope.op)
     return Envelopes(bare, rows, operations, [_schema_at(record_types, ("after",)) for record_types in types])
 
@@ -308,8 +308,3 @@ def _parsed(schema: bytes) -> Types:
     except (msgspec.MsgspecError, RecursionError):
         return None
     return parsed
-
-
-def _text_of(raw: msgspec.Raw) -> str | None:
-    text = bytes(raw).decode()
-    return None if text in ("", "null") else text

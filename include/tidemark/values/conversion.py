@@ -223,10 +223,6 @@ def _micros_of_millis(milliseconds: int, _: str) -> int:
     return int(milliseconds) * 1_000
 
 
-def _micros_of_decimal(milliseconds: Decimal, postgres: str) -> int:
-    return _micros_of_millis(_whole(milliseconds, "bigint"), postgres)
-
-
 def _decimal_text(value: Decimal, _: str) -> str:
     """Without an exponent, unless most digits would be zeros."""
     exponent = value.as_tuple().exponent
@@ -285,7 +281,7 @@ def _cells() -> Mapping[Kind, Mapping[str, Cell]]:
             (_FLOATS, _CHECKED, _float_of_decimal),
             ("numeric", _CHECKED, _numeric),
             (TEXTS, _ALWAYS, _decimal_text),
-            ("timestamp with time zone", _CHECKED, _micros_of_decimal),
+            ("timestamp with time zone", _CHECKED, lambda value, postgres: _micros_of_millis(_whole(value, "bigint"), postgres)),
             (JSONS, _CHECKED, _json),
         ),
         Kind.FLOAT: row(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from tidemark.errors import Refused
 from tidemark.sink.types import is_bytes, is_text
 from tidemark.values import connect_json
+from tidemark.values.arrow_values import places
 from tidemark.values.connect_json import Placeholder, Types
-from tidemark.values.nested import places
 
 if TYPE_CHECKING:
     import pyarrow as pa

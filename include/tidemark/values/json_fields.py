@@ -219,7 +219,7 @@ def _finish(values: list[Any], path: Sequence[str], postgres: str, errors: dict[
     for at, value in enumerate(values):
         try:
             if type(value) is msgspec.Raw:
-                values[at] = _text(value) if is_json else _value(bytes(value), base)
+                values[at] = text_of(value) if is_json else _value(bytes(value), base)
             if is_bytes:
                 values[at] = from_base64s(values[at])
         except (Misfit, msgspec.MsgspecError, RecursionError) as error:
@@ -237,9 +237,10 @@ def from_base64s(value: Any) -> Any:
     return [from_base64s(item) for item in value] if isinstance(value, list) else value
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def text_of(raw: msgspec.Raw) -> str | None:
+    """Raw JSON as text; None for null, and for an absent field."""
     text = bytes(raw).decode()
-    return None if text == "null" else text
+    return None if text in ("", "null") else text
 
 
 def _value(raw: bytes, base: str) -> Any:
