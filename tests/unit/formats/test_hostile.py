@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.encoded import written
 
 from tidemark.formats.decoder import Decoder, Undecodable
 from tidemark.formats.protobuf import compiled
@@ -46,12 +47,7 @@ def _limited() -> Iterator[None]:
 
 
 def varint(number: int) -> bytes:
-    """In Avro's encoding."""
-    left, said = ((number << 1) ^ (number >> 63)) & (2**64 - 1), bytearray()
-    while left > 127:
-        said.append(left & 127 | 128)
-        left >>= 7
-    return bytes([*said, left])
+    return written("long", number)
 
 
 def avro(value: Any) -> Decoder:

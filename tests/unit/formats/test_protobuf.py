@@ -101,20 +101,21 @@ def order(name: str | None = None) -> Message:
 
 
 @functools.cache
-def pool() -> DescriptorPool:
+def pool(message: Message) -> DescriptorPool:
     made = DescriptorPool()
-    for file in FileDescriptorSet.FromString(order().files).file:
+    for file in FileDescriptorSet.FromString(message.files).file:
         made.Add(file)
     return made
 
 
 @functools.cache
-def google(name: str = "shop.Order") -> Any:
-    return GetMessageClass(pool().FindMessageTypeByName(name))
+def google(message: Message) -> Any:
+    """Google's class for a message type."""
+    return GetMessageClass(pool(message).FindMessageTypeByName(message.name))
 
 
 def written(**fields: Any) -> bytes:
-    data: bytes = ParseDict(fields, google()(), descriptor_pool=pool()).SerializeToString()
+    data: bytes = ParseDict(fields, google(order())(), descriptor_pool=pool(order())).SerializeToString()
     return data
 
 
@@ -142,18 +143,11 @@ TIMES = compiled(
 
 def time(seconds: int, nanos: int) -> bytes:
     """A message of `TIMES` with the same time in each field."""
-    made = google_of(TIMES)()
+    made = google(TIMES)()
     for each in (made.at, made.took.add(), made.by_name["a"], made.last):
         each.seconds, each.nanos = seconds, nanos
     data: bytes = made.SerializeToString()
     return data
-
-
-def google_of(message: Message) -> Any:
-    files = DescriptorPool()
-    for file in FileDescriptorSet.FromString(message.files).file:
-        files.Add(file)
-    return GetMessageClass(files.FindMessageTypeByName(message.name))
 
 
 @given(st.integers(-62_135_596_800, 253_402_300_799), st.integers(0, 999_999))
@@ -183,7 +177,7 @@ def test_time_that_cannot_be_stored_is_no_other_time(seconds: int, nanos: int, p
 )
 def test_time_whatever_the_names_around_it(package: str, message: str) -> None:
     made = compiled(f'syntax = "proto3"; {package} import "google/protobuf/timestamp.proto"; {message}', {})
-    written = google_of(made)()
+    written = google(made)()
     written.at.seconds = 5
     (found,) = made.decode(pa.array([written.SerializeToString()], pa.binary())).to_pylist()
     assert found["at"] == dt.datetime(1970, 1, 1, 0, 0, 5, tzinfo=dt.UTC)
@@ -199,7 +193,7 @@ def test_fields_of_other_versions_are_ignored_or_empty() -> None:
     number of an enum is its text."""
     older = compiled('syntax = "proto3"; message Order { int32 f_int32 = 3; string gone = 99; }', {})
     assert older.decode(pa.array([written(f_int32=5, f_string="x")], pa.binary())).to_pylist() == [{"f_int32": 5, "gone": ""}]
-    assert read(google()(f_enum=99).SerializeToString())[0]["f_enum"] == "99"
+    assert read(google(order())(f_enum=99).SerializeToString())[0]["f_enum"] == "99"
     proto2 = compiled('syntax = "proto2"; message Old { required int32 id = 1; optional string city = 2 [default = "Bern"]; }', {})
     assert proto2.decode(pa.array([b"\x08\x05"], pa.binary())).to_pylist()[0]["id"] == 5
 
@@ -264,10 +258,10 @@ noise = st.binary(max_size=20) | st.builds(
 
 
 @given(orders, st.integers(1, 40))
-def test_message_that_is_cut_off_is_refused_as_google_refuses_it(order: dict[str, Any], cut: int) -> None:
-    data = written(**order)[:-cut]
+def test_message_that_is_cut_off_is_refused_as_google_refuses_it(fields: dict[str, Any], cut: int) -> None:
+    data = written(**fields)[:-cut]
     try:
-        google().FromString(data)
+        google(order()).FromString(data)
     except DecodeError:
         with pytest.raises(BadMessage):
             read(data)
@@ -279,7 +273,7 @@ def test_noise_that_google_reads_is_read_alike_or_refused(data: bytes) -> None:
     which is read here. Some noise that Google refuses is read: ptars checks neither the field number at the end of an unknown group, nor
     that a tag fits into 32 bits."""
     try:
-        message = google().FromString(data)
+        message = google(order()).FromString(data)
     except DecodeError:
         return
     try:
@@ -312,7 +306,7 @@ def test_broken_data_fails_alone(given_: list[Any]) -> None:
 def test_id_and_indexes_before_the_message_or_in_a_header() -> None:
     """As confluent-kafka's serializers write them."""
     parcel = order("shop.Parcel")
-    data = google("shop.Parcel")(id="p").SerializeToString()
+    data = google(parcel)(id="p").SerializeToString()
     of_parcel = b"\x02\x02"  # one index, which is 1
     header = [{"key": "__value_schema_id", "value": framed(of_parcel)}]
     guid = [{"key": "__value_schema_id", "value": b"\x01" + b"g" * 16 + of_parcel}]

@@ -21,41 +21,37 @@ PLACE = TopicPartition("flights", 3)
 
 
 class Answers:
-    """An admin client that answers ``list_offsets`` with one offset after the other; the last one is repeated."""
+    """An admin client that answers ``list_offsets`` with one offset or error after the other; the last one is repeated. Without any, its
+    answer never comes."""
 
-    def __init__(self, *offsets: int, leader_epoch: int = 7) -> None:
-        self.offsets, self.leader_epoch = list(offsets), leader_epoch
-
-    def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
-        offset = self.offsets.pop(0) if len(self.offsets) > 1 else self.offsets[0]
-        answers = {}
-        for place in asked:
-            answers[place] = Future[Any]()
-            answers[place].set_result(SimpleNamespace(offset=offset, leader_epoch=self.leader_epoch))
-        return answers
-
-
-class Stale:
-    """An admin client that keeps the leaders that it knew before an election, as librdkafka's does for up to 5 minutes."""
+    def __init__(self, *answers: int | KafkaException, leader_epoch: int = 7) -> None:
+        self.answers, self.leader_epoch = list(answers), leader_epoch
 
     def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
-        answers = {place: Future[Any]() for place in asked}
-        for answer in answers.values():
-            answer.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
-        return answers
+        answer = self.answers.pop(0) if len(self.answers) > 1 else next(iter(self.answers), None)
+        futures = {place: Future[Any]() for place in asked}
+        for future in futures.values():
+            if isinstance(answer, KafkaException):
+                future.set_exception(answer)
+            elif answer is not None:
+                future.set_result(SimpleNamespace(offset=answer, leader_epoch=self.leader_epoch))
+        return futures
 
 
-class Silent:
-    """An admin client whose answer never comes."""
-
-    def list_offsets(self, asked: Any, **_: Any) -> dict[Any, Future[Any]]:
-        return {place: Future[Any]() for place in asked}
+STALE = KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
+"""The answer of a client that keeps the leaders that it knew before an election, as librdkafka's does for up to 5 minutes."""
 
 
-def cluster_that_answers(*offsets: int, **more: int) -> Cluster:
-    cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
-    cluster._client = Answers(*offsets, **more)  # type: ignore[assignment]
+def cluster_that_answers(*answers: int | KafkaException, **more: int) -> Cluster:
+    cluster = Cluster({"bootstrap.servers": "nowhere:9092"}, timeout_s=0.1)
+    cluster._client = Answers(*answers, **more)  # type: ignore[assignment]
     return cluster
+
+
+@pytest.fixture
+def next_client_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
+    monkeypatch.setattr(module, "require_contact", lambda *_: None)
 
 
 @pytest.mark.parametrize("answer", [-1001, -1, -2])
@@ -69,24 +65,19 @@ def test_an_answer_that_is_no_offset_is_asked_again(answer: int, monkeypatch: py
             look(cluster_that_answers(answer), [PLACE])
 
 
-def test_another_client_asks_if_the_first_one_knows_a_former_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("next_client_answers")
+def test_another_client_asks_if_the_first_one_knows_a_former_leader() -> None:
     """Asking with the same client again would take minutes."""
-    cluster = Cluster({"bootstrap.servers": "nowhere:9092"})
-    cluster._client = Stale()  # type: ignore[assignment]
-    monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
-    monkeypatch.setattr(module, "require_contact", lambda *_: None)
-    assert cluster.stable_ends([PLACE]) == {PLACE: 5}
+    assert cluster_that_answers(STALE).stable_ends([PLACE]) == {PLACE: 5}
 
 
+@pytest.mark.usefixtures("next_client_answers")
 def test_client_that_never_answers_is_an_outage_and_the_next_request_has_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run would wait for such a client without an end and without a word."""
     monkeypatch.setattr(module, "LATE_S", 0.1)
-    cluster = Cluster({"bootstrap.servers": "nowhere:9092"}, timeout_s=0.1)
-    cluster._client = Silent()  # type: ignore[assignment]
+    cluster = cluster_that_answers()
     with pytest.raises(BrokerUnavailable, match="the client gave no answer"):
         cluster.stable_ends([PLACE])
-    monkeypatch.setattr(module, "connected", lambda *_: Answers(5))
-    monkeypatch.setattr(module, "require_contact", lambda *_: None)
     assert cluster.stable_ends([PLACE]) == {PLACE: 5}
 
 
