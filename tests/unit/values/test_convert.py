@@ -59,6 +59,7 @@ def nested(depth: int) -> list[Any]:
 
 
 UTC = dt.UTC
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)
 LMT = dt.timezone(dt.timedelta(minutes=19, seconds=32))
 ODD: list[Any] = [
     Decimal("sNaN"), Decimal("NaN123"), Decimal("-NaN"), Decimal("-Infinity"), Decimal("1e400000"), Decimal("1e999999"),
@@ -167,9 +168,37 @@ def test_number_with_more_digits_than_python_writes() -> None:
         ("123e4567_e89b_12d3_a456_426614174000", "uuid", "is not a uuid"),
         ("2026-01-01T00:00:00+05:99", "timestamp with time zone", "is not a timestamp with zone in ISO 8601"),
         ("abc ", "character varying(3)", "has spaces after its 3 characters, which Postgres would cut"),
+        (40_000, "smallint", "is out of range"),
+        (2.5, "integer", "is not a whole number"),
+        (float("nan"), "integer", "is not a finite number"),
+        ("3_0", "integer", "is text that is not a number"),
+        (Decimal("1e100000000"), "integer", "is out of range"),
+        (True, "integer", "is a boolean"),
+        ([1, 2.5], "integer[]", "is not a whole number"),
+        (2**53 + 1, "double precision", "has more digits than double precision keeps"),
+        (Decimal("1.555"), "numeric(5,2)", "has more than 2 digits after the point"),
+        (Decimal("1000"), "numeric(5,2)", "has more than 3 digits before the point"),
+        (1.5, "numeric(5,2)", "is a floating-point number"),
+        (Decimal("Infinity"), "numeric(5,2)", "is infinite"),
+        (b"\xff", "text", "is not UTF-8 text"),
+        ("\ud800", "text", "is not Unicode text"),
+        (3, "bytea", "is an integer"),
+        ("abc", "bytea", "is text"),
+        (2, "boolean", "is an integer"),
+        (float("nan"), "jsonb", "has NaN or an infinite number"),
+        ({"a": [float("inf")]}, "jsonb", "has NaN or an infinite number"),
+        (NOON.replace(tzinfo=None), "timestamp with time zone", "is a timestamp without zone"),
+        (NOON, "timestamp without time zone", "is a timestamp with zone"),
+        (dt.date(2024, 5, 1), "timestamp with time zone", "is a date"),
+        ("2024-05-01", "timestamp with time zone", "is not a timestamp with zone in ISO 8601"),
+        ("2024-05-01T00:00:00.0000001Z", "timestamp with time zone", "has more than 6 digits after the second"),
+        (NOON.replace(tzinfo=None), "date", "is a timestamp without zone"),
+        (5, "time without time zone", "is an integer"),
+        (dt.time(1, tzinfo=dt.UTC), "time without time zone", "is a time of day with a zone"),
     ],
 )
 def test_value_is_refused(value: Any, column: str, why: str) -> None:
+    """Nothing is rounded, truncated, wrapped or reinterpreted."""
     found, wrong = from_python(["2026-01-01T00:00:00Z" if isinstance(value, str) and "+05" in value else None, value], column)
     assert found[1].as_py() is None
     assert why in wrong[1]
