@@ -3,8 +3,8 @@
     >>> from tidemark.spec import read_folder
     >>> good, bad = read_folder()          # doctest: +SKIP
 
-`load_consumer` reads a file, `read_folder` and `load_consumers` a folder, `find_consumer` one name of a folder. A bad file is refused
-with all of its problems at once (`SpecInvalid`): the place, the line, the fix. `model` has the keys of the file.
+`load_consumer` reads a file, `read_folder` a folder, `find_consumer` one name of a folder. A bad file is refused with all of its problems
+at once (`SpecInvalid`): the place, the line, the fix. `model` has the keys of the file.
 
     bytes ─ source ─▶ nodes with places ─▶ plain values ─┬─ model (each value) ── explain ─┐
                                                          └─ rules (across keys) ───────────┴─▶ ConsumerSpec, or problems
@@ -27,7 +27,7 @@ Modules::
     user_transform  loads a user's transform and recognizes its form
 """
 
-from tidemark.spec.files import consumer_names, find_consumer, load_consumer, load_consumers, read_folder
+from tidemark.spec.files import consumer_names, find_consumer, load_consumer, read_folder
 from tidemark.spec.model import (
     AirflowSettings,
     Batch,
@@ -62,7 +62,6 @@ __all__ = [
     "consumer_names",
     "find_consumer",
     "load_consumer",
-    "load_consumers",
     "partial_spec",
     "read_folder",
 ]

@@ -51,23 +51,12 @@ class _Loaded:
 def load_consumer(path: Path) -> ConsumerSpec:
     """Loads the consumer of one file. Raises `SpecInvalid` with all problems of the file.
 
-    `read_folder`, `load_consumers` and `find_consumer` also detect conflicts between files, such as two that claim the same group.
+    `read_folder` and `find_consumer` also detect conflicts between files, such as two that claim the same group.
     """
     loaded = _load(path)
     if loaded.spec is None:
         raise loaded.error()
     return loaded.spec
-
-
-def load_consumers(folder: Path | None = None) -> dict[str, ConsumerSpec]:
-    """All consumers of a folder by name, sorted. If any file has a problem, raises one `SpecInvalid` with the problems of all files."""
-    good, bad = read_folder(folder)
-    if bad:
-        raise SpecInvalid(
-            consumers=tuple(name for error in bad for name in error.consumers),
-            problems=tuple(problem for error in bad for problem in error.problems),
-        )
-    return good
 
 
 def consumer_names(folder: Path | None = None) -> list[str]:
@@ -88,10 +77,10 @@ def read_folder(
     return good, [file.error() for file in loaded if file.problems]
 
 
-def groups_with_retries(folder: Path | None = None) -> set[str]:
+def groups_with_retries() -> set[str]:
     """The groups of the project's consumers with retry topics; for invalid files, the groups that they seem to have."""
     try:
-        good, bad = read_folder(folder)
+        good, bad = read_folder()
     except BadInput:
         return set()
     return {spec.group for spec in good.values() if spec.retry.delays} | {partial_spec(error.problems[0].file).group for error in bad}
