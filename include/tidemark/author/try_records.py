@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -26,7 +26,6 @@ from tidemark.author.noticed import LAST_SHOWN_MS
 from tidemark.connections import DATABASE_URL, database_url, kafka_config, registry_config
 from tidemark.db import session
 from tidemark.errors import BadInput
-from tidemark.formats.decoder import SchemasMissing
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.poll import chunk_schema
 from tidemark.records.outcome import (
@@ -61,7 +60,6 @@ from tidemark.worker.decoding import Decoding, decode_in_driver
 if TYPE_CHECKING:
     import pyarrow as pa
 
-T = TypeVar("T")
 Row = Mapping[str, Any]
 _ADDED = frozenset((*GIVEN, *(name for name, _ in LINEAGE)))
 
@@ -218,8 +216,8 @@ def _places(records: pa.RecordBatch) -> list[tuple[str, int]]:
 
 def _by_function(work: Callable[[], Work], decoding: Decoding, part: Slice, chunk: pa.RecordBatch, layouts: Sequence[Layout]) -> _Outcome:
     if layouts:
-        return _outcome(_with_schemas(decoding, lambda: by_record(work(), part, rows(part, chunk))), part, layouts)
-    output = _with_schemas(decoding, lambda: function_output(work(), part, rows(part, chunk)))
+        return _outcome(decoding.with_schemas(lambda: by_record(work(), part, rows(part, chunk))), part, layouts)
+    output = decoding.with_schemas(lambda: function_output(work(), part, rows(part, chunk)))
     outcome = _Outcome(skipped=set(output.skipped), rejects={reject.offset: reject for reject in output.rejects})
     for offset, row in zip(output.offsets, output.rows, strict=True):
         sink, plain = (row.sink, row.row) if isinstance(row, To) else (ONLY, row)
@@ -233,7 +231,7 @@ def _under_sink(sink: str, row: Row) -> Row:
 
 def _by_batch(work: Callable[[], Work], decoding: Decoding, part: Slice, chunk: pa.RecordBatch, layouts: Sequence[Layout]) -> _Outcome:
     batch, unreadable = records(part, chunk)
-    judged = _with_schemas(decoding, lambda: transform_batch(work(), batch, part))
+    judged = decoding.with_schemas(lambda: transform_batch(work(), batch, part))
     return _outcome(replace(judged, rejects=[*judged.rejects, *unreadable]), part, layouts)
 
 
@@ -382,15 +380,6 @@ def _record_outcome(partition: TopicPartition, offset: int, millis: int, outcome
     if offset in outcome.skipped:
         return TriedRecord(*place, Disposition.SKIP)
     return TriedRecord(*place, Disposition.LOAD if rows else None, rows)
-
-
-def _with_schemas(decoding: Decoding, act: Callable[[], T]) -> T:
-    """The result of ``act``. Fetches missing schemas and calls it again until it has all of them."""
-    while True:
-        try:
-            return act()
-        except SchemasMissing as error:
-            decoding.learn(error)
 
 
 def _values(rows: pa.RecordBatch, types: Mapping[str, str]) -> list[Row]:

@@ -62,13 +62,8 @@ class TransformFailed(Refused):
 
 def transform_chunk(work: Work, part: Slice, chunk: pa.RecordBatch, order: Order | None = None) -> TransformOutput:
     """Returns the output of a transform of either form for records of one partition, without those that ``order`` holds back."""
-    if work.form is Form.ARROW:
-        return by_batch(work, part, chunk, order=order)
-    return by_record(work, part, rows(part, chunk), order=order)
-
-
-def by_batch(work: Work, part: Slice, chunk: pa.RecordBatch, *, order: Order | None = None) -> TransformOutput:
-    """Calls a transform of the Arrow form with a chunk, without the records that ``order`` holds back."""
+    if work.form is not Form.ARROW:
+        return by_record(work, part, rows(part, chunk), order=order)
     blocked = {} if order is None else order.split(keyed(chunk))
     batch, rejects = records(part, without_offsets(chunk, blocked))
     output = transform_batch(work, batch, part)

@@ -93,7 +93,7 @@ class Decoding:
 
     def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:
         """Decodes records of one topic in the driver. Returns them and the errors, by index."""
-        return self._with_schemas(lambda decoder: decoder.batch(batch))
+        return self.with_schemas(lambda: self._required().batch(batch))
 
     def for_people(self, topic: str, payload: Payload) -> dict[str, Shown]:
         """Returns key and value of a failed record as JSON, by side, unless they are text. Never raises: the registry may be down."""
@@ -117,13 +117,13 @@ class Decoding:
 
     def _decode_value(self, topic: str, side: str, data: bytes, payload: Payload) -> Any:
         headers = [payload.headers]
-        return self._with_schemas(lambda decoder: replace(decoder, reads_json=True).objects(topic, side, [data], headers)[0])
+        return self.with_schemas(lambda: replace(self._required(), reads_json=True).objects(topic, side, [data], headers)[0])
 
-    def _with_schemas(self, decode: Callable[[Decoder], T]) -> T:
-        """Calls ``decode``, and fetches the schemas that it lacks."""
+    def with_schemas(self, act: Callable[[], T]) -> T:
+        """The result of ``act``. Fetches missing schemas and calls it again until it has all of them."""
         while True:
             try:
-                return decode(self._required())
+                return act()
             except SchemasMissing as error:
                 self.learn(error)
 
