@@ -74,9 +74,6 @@ class Decoder:
     def with_writers(self, schemas: Mapping[SchemaId, Node | str | None]) -> Decoder:
         return replace(self, writers={**self.writers, **schemas})
 
-    def with_readers(self, schemas: Mapping[tuple[str, str], Node | Message]) -> Decoder:
-        return replace(self, readers={**self.readers, **schemas})
-
     def without_unknown(self) -> Decoder:
         return replace(self, writers={schema_id: schema for schema_id, schema in self.writers.items() if schema is not None})
 

@@ -88,7 +88,7 @@ class Decoding:
         readers = {(topic, side) for topic in missing.topics for side in sides} - decoder.readers.keys()
         for topic, side in sorted(readers):
             reader, writers = self._reader(topic, side)
-            decoder = decoder.with_readers({(topic, side): reader}).with_writers(writers)
+            decoder = replace(decoder, readers={**decoder.readers, (topic, side): reader}).with_writers(writers)
         self._decoder = decoder
 
     def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, NoRow]]:

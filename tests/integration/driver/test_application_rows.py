@@ -22,9 +22,9 @@ TASK = TaskIdentity("d", "r", "consume", -1, 1)
 APPLICATION = Application("yarn", "tidemark-flights-1-ab12", "application_1_0001", ".sparkStaging", "http://rm/1")
 
 
-def submitted(scenario: Scenario, name: str = APPLICATION.name, group: str = "flights") -> int:
+def submitted(scenario: Scenario, name: str = APPLICATION.name) -> int:
     """An attempt whose application was submitted."""
-    attempt_id = open_attempt(scenario.database_url, group, TASK)
+    attempt_id = open_attempt(scenario.database_url, "flights", TASK)
     with session(scenario.database_url) as connection, transaction(connection) as cur:
         store.note_application(cur, attempt_id, {"master": "yarn", "name": name})
         store.note_application(cur, attempt_id, {"id": APPLICATION.id, "staging": APPLICATION.staging, "url": APPLICATION.url})

@@ -118,9 +118,9 @@ def started(scenario: Scenario, env: dict[str, str], *command: str) -> Iterator[
         process.communicate()
 
 
-def context(try_number: int = 2) -> Any:
-    """The context of a task that runs in this process."""
-    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="consume", map_index=-1, try_number=try_number, xcom_push=print)
+def context() -> Any:
+    """The context of a task's second try, which runs in this process."""
+    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="consume", map_index=-1, try_number=2, xcom_push=print)
     return {"ti": ti}
 
 

@@ -51,8 +51,8 @@ def form(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def ran(scenario: Scenario, form: str, *, drain: bool = False) -> Any:
-    return run_here(scenario, drain=drain) if form == "spark" else scenario.run(drain=drain)
+def ran(scenario: Scenario, form: str) -> Any:
+    return run_here(scenario) if form == "spark" else scenario.run()
 
 
 def test_records_are_decoded_and_bad_ones_fail_alone(orders: Orders, form: str) -> None:

@@ -227,19 +227,3 @@ def test_tombstone_with_a_key_in_another_type_than_the_values(scenario: Scenario
     scenario.run()
     assert scenario.rows("id") == []
     assert scenario.failed() == []
-
-
-def test_detail_of_a_value_that_cannot_be_shown(scenario: Scenario, topic: str) -> None:
-    scenario.topics.produce(topic, [b"1", b"2"])
-    scenario.write(
-        """
-        def transform(record):
-            yield {"id": 10**5000 if record.value == b"1" else 2}
-    """,
-        topics=topic,
-        sink={"table": scenario.table, "error_detail": True},
-    ).make_sink("id bigint")
-    scenario.run()
-    assert scenario.rows("id") == [2]
-    ((text,),) = scenario.failed("error_text")
-    assert text.startswith("id does not fit bigint: the value is out of range.")

@@ -16,8 +16,8 @@ SECRET = "s3cr3t-word"
 SERVERS = {"bootstrap.servers": "broker:9093"}
 
 
-def jaas(module: str, user: str = "a", more: str = "") -> str:
-    return f'{module} required username="{user}" password="{SECRET}"{more};'
+def jaas(module: str, more: str = "") -> str:
+    return f'{module} required username="a" password="{SECRET}"{more};'
 
 
 LOGIN = {"sasl.username": "a", "sasl.password": SECRET}

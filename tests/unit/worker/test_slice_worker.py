@@ -167,6 +167,12 @@ def test_value_that_does_not_fit_is_not_quoted_unless_the_file_allows_it(postgre
         assert [(each.disposition, each.error_text) for each in answer.rejects] == [(Disposition.FAIL, expected)]
 
 
+def test_detail_of_a_value_that_cannot_be_shown_says_so() -> None:
+    layout = Layout("a.b", (Column("x", "bigint"),), error_detail=True)
+    (reject,) = judged(lambda record: {"x": 10**5000}, layout=layout).rejects  # Python does not write a number of so many digits
+    assert reject.error_text == "x does not fit bigint: the value is out of range.\nDETAIL: a int, which cannot be shown: ValueError"
+
+
 def test_a_column_that_the_table_has_not_stops_the_slice() -> None:
     """The mistake is in the function's code, not in a record."""
     unknown = r"flights/3 offset 100: it returned 'country', which is not a column of analytics\.departures"
