@@ -18,7 +18,7 @@ from tidemark.consume.assignment import narrowed
 from tidemark.consume.run import open_attempt
 from tidemark.db import session, transaction
 from tidemark.driver import launch
-from tidemark.driver.on_cluster import run_on_cluster
+from tidemark.driver.on_cluster import follow, start
 from tidemark.driver.submission import cluster_settings
 from tidemark.errors import Fenced, TidemarkError
 from tidemark.offsets import store
@@ -77,7 +77,8 @@ def run_with_progress(
         try:
             if cluster is not None:
                 bar.enter(Phase.WAITING)
-                result = run_on_cluster(arguments, connections, cluster, on_log=print_note, on_progress=bar.show)
+                start(arguments, connections, cluster, on_log=print_note)
+                result = follow(attempt_id, connections, cluster.start_limit, on_log=print_note, on_progress=bar.show)
             else:
                 result = launch.run_attempt(
                     arguments,

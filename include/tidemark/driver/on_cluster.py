@@ -84,22 +84,6 @@ class DriverStopped(Unavailable):
         return f"The driver of attempt {self.attempt_id} was stopped. Its commits stay; the next attempt continues from there."
 
 
-def run_on_cluster(
-    arguments: DriverArguments,
-    connections: Connections,
-    settings: ClusterSettings,
-    *,
-    on_log: Callable[[str], None],
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> Progress:
-    """Submits the driver of an attempt, follows it to its end and returns its result. The driver is killed if the caller stops.
-
-    The callbacks are those of `tidemark.driver.launch.run_attempt`. Raises what `start` and `follow` raise.
-    """
-    start(arguments, connections, settings, on_log=on_log)
-    return follow(arguments.attempt_id, connections, settings.start_limit, on_log=on_log, on_progress=on_progress)
-
-
 def start(
     arguments: DriverArguments,
     connections: Connections,

@@ -44,14 +44,13 @@ Steps = tuple[str, ...]
 """A path: the column of the input (``key``, ``value``, ``timestamp``, ``change``), then the fields."""
 
 
-class FieldMissing(Refused):
-    """A path in the consumer's file does not lead to a field of the schema."""
+class FieldsRefused(Refused):
+    """Fields cannot become columns, or the consumer's file names a field that the schema lacks. ``problem`` says what to write instead."""
 
-    path: str
-    fields: list[str]
+    problem: str
 
     def __str__(self) -> str:
-        return f'The schema has no field "{self.path}". It has {", ".join(self.fields)}.'
+        return self.problem
 
 
 class FieldReserved(Refused):
@@ -73,54 +72,6 @@ class ColumnsUnknown(Refused):
         return (
             "JSON has no schema, so only the table defines the columns. If there is no table yet, `tidemark sink ddl NAME` "
             "derives its DDL from the latest records."
-        )
-
-
-class FieldUnreadable(Refused):
-    """A field with this name cannot be read from JSON."""
-
-    field: str
-
-    def __str__(self) -> str:
-        return (
-            f"The field {self.field!r} cannot be read from JSON, because its name has a quote, a backslash or a control character. "
-            "Rename the column of that name, or the field in the consumer's file, or write a transform."
-        )
-
-
-class NotARecord(Refused):
-    """The values have no fields to load into columns."""
-
-    kind: str
-
-    def __str__(self) -> str:
-        return f"The values have no fields: they are {self.kind}. Load each as a whole, columns: {{value: $value}}, or write a transform."
-
-
-class FieldsClash(Refused):
-    """Two fields would load the same column."""
-
-    column: str
-    first: str
-    second: str
-
-    def __str__(self) -> str:
-        return (
-            f"The fields {self.first} and {self.second} would both load column {self.column}. Name one of them, "
-            f"columns: {{{self.column}_: {self.second}}}, or drop it: drop: [{self.second}]."
-        )
-
-
-class NameTooLong(Refused):
-    """Postgres would truncate a column's name."""
-
-    column: str
-    path: str
-
-    def __str__(self) -> str:
-        return (
-            f"The column {self.column} has a name of {len(self.column.encode())} bytes; Postgres has names of at most "
-            f"{POSTGRES_NAME_LIMIT}. Name it, columns: {{shorter: {self.path}}}, or drop it: drop: [{self.path}]."
         )
 
 
@@ -179,8 +130,7 @@ class Fields:
     def output(self, input_schema: pa.Schema, table: Sequence[Column] | None) -> pa.Schema:
         """The schema of the rows for input of this schema. ``table``: the table's columns, None if there is no table.
 
-        Raises `FieldMissing`, `FieldReserved`, `FieldsClash`, `NameTooLong`, `NotARecord`, for change data `NoEnvelope`, and for JSON
-        `FieldUnreadable`, or `ColumnsUnknown` without a table.
+        Raises `FieldsRefused`, `FieldReserved`, for change data `NoEnvelope`, and for JSON without a table `ColumnsUnknown`.
         """
         import pyarrow as pa
 
@@ -198,7 +148,9 @@ class Fields:
         read_paths = [*paths.values(), *keys.values(), *(steps for _, steps, _ in self.skip_if)]
         for name in (name for steps in read_paths if steps[0] in self.json for name in steps[1:]):
             if json_fields.UNREADABLE & {*name}:
-                raise FieldUnreadable(field=name)
+                problem = f"The field {name!r} cannot be read from JSON, because its name has a quote, a backslash or a control character. "
+                fix = "Rename the column of that name, or the field in the consumer's file, or write a transform."
+                raise FieldsRefused(problem=problem + fix)
         fields = [_output_field(name, self._field_at(input_schema, steps), existing.get(name)) for name, steps in paths.items()]
         return pa.schema([*fields, *(pa.field(name, input_schema.field(name).type) for name in GIVEN)])
 
@@ -301,14 +253,17 @@ class Fields:
         def add(kind: pa.DataType, above: Steps, prefix: str) -> None:
             for child in kind:
                 steps, name = (*above, child.name), f"{prefix}{child.name}"
-                if steps in used or ".".join(steps[1:]) in self.drop or (self._reads_delete_marks and steps == _DELETED_FIELD):
+                path = ".".join(steps[1:])
+                if steps in used or path in self.drop or (self._reads_delete_marks and steps == _DELETED_FIELD):
                     continue
                 if self.flatten is not None and pa.types.is_struct(child.type):
                     add(child.type, steps, f"{name}{self.flatten}")
                 elif name in paths:
-                    raise FieldsClash(column=name, first=".".join(paths[name][1:]), second=".".join(steps[1:]))
-                elif len(name.encode()) > POSTGRES_NAME_LIMIT:
-                    raise NameTooLong(column=name, path=".".join(steps[1:]))
+                    problem = f"The fields {'.'.join(paths[name][1:])} and {path} would both load column {name}. Name one of them"
+                    raise FieldsRefused(problem=f"{problem}, columns: {{{name}_: {path}}}, or drop it: drop: [{path}].")
+                elif (size := len(name.encode())) > POSTGRES_NAME_LIMIT:
+                    problem = f"The column {name} has a name of {size} bytes; Postgres has names of at most {POSTGRES_NAME_LIMIT}. Name it"
+                    raise FieldsRefused(problem=f"{problem}, columns: {{shorter: {path}}}, or drop it: drop: [{path}].")
                 else:
                     paths[name] = steps
 
@@ -316,11 +271,12 @@ class Fields:
         if pa.types.is_struct(kind):
             add(kind, ("value",), "")
         elif not self.columns:
-            raise NotARecord(kind=str(kind))
+            fix = "Load each as a whole, columns: {value: $value}, or write a transform."
+            raise FieldsRefused(problem=f"The values have no fields: they are {kind}. {fix}")
         return paths
 
     def _field_at(self, input_schema: pa.Schema, steps: Steps) -> pa.Field | None:
-        """The field at the end of the path, None within JSON. Raises `FieldMissing`."""
+        """The field at the end of the path, None within JSON. Raises `FieldsRefused`."""
         import pyarrow as pa
 
         current = input_schema.field(steps[0])
@@ -329,8 +285,8 @@ class Fields:
         for at, name in enumerate(steps[1:], 1):
             kind = current.type
             if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-                fields = [child.name for child in kind] if pa.types.is_struct(kind) else [f"no fields, but {kind}"]
-                raise FieldMissing(path=".".join(steps[1 : at + 1]), fields=fields)
+                fields = ", ".join(child.name for child in kind) if pa.types.is_struct(kind) else f"no fields, but {kind}"
+                raise FieldsRefused(problem=f'The schema has no field "{".".join(steps[1 : at + 1])}". It has {fields}.')
             current = kind.field(name)
         return current
 
