@@ -53,12 +53,12 @@ def indexes_before(data: bytes) -> tuple[tuple[int, ...], bytes]:
     count, rest = _zigzag(data)
     if count == 0:
         return (0,), rest
+    if not 0 < count <= MAX_INDEXES:
+        raise ValueError("no message indexes")
     indexes = []
-    for _ in range(count if 0 < count <= MAX_INDEXES else -1):
+    for _ in range(count):
         index, rest = _zigzag(rest)
         indexes.append(index)
-    if len(indexes) != count:
-        raise ValueError("no message indexes")
     return tuple(indexes), rest
 
 
