@@ -5,7 +5,6 @@ This module imports little: every process imports it.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from tidemark.group.assignors import Metadata, find_assignor
 from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import Member, MemberSettings, WokenUp
+from tidemark.group.member import Member, MemberSettings
 from tidemark.records.ranges import TopicPartition
 
 TOPIC = "events"
@@ -41,6 +40,7 @@ class _Polled(RebalanceListener):
         self.assigned_at = 0.0
         seat, metadata = MemberSettings(group="bench", client_id=name, expected_members=expected), Metadata.of(**{TOPIC: partitions})
         self.member = Member(url, seat, [find_assignor(assignor)], lambda: (TOPIC,), lambda _: metadata, [self])
+        self._stopping = False
         self._poller = threading.Thread(target=self._poll, daemon=True)
         self._poller.start()
 
@@ -48,16 +48,15 @@ class _Polled(RebalanceListener):
         self.assigned_at = time.perf_counter()
 
     def _poll(self) -> None:
-        with contextlib.suppress(WokenUp):
-            while True:
-                self.member.poll(1.0)
+        while not self._stopping:
+            self.member.poll(0.1)
 
     def state(self) -> State:
         member = self.member
         return State(frozenset({member.generation}), member.settled, self.assigned_at, len(member.assignment))
 
     def stop_polling(self) -> None:
-        self.member.wakeup()
+        self._stopping = True
         self._poller.join()
 
 

@@ -55,10 +55,6 @@ class MemberState(StrEnum):
     STABLE = "STABLE"
 
 
-class WokenUp(Exception):
-    """`Member.wakeup` was called; the member is unchanged."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
     """A member's settings. Times are in milliseconds, with Kafka's defaults.
@@ -113,11 +109,10 @@ class _Shared:
     polled_at: float = field(default_factory=time.monotonic)
     error: BaseException | None = None
     stopping: bool = False
-    woken: bool = False
 
 
 class Member:
-    """One member of a group. Call `poll` and `close` from one thread; `wakeup` and the properties may be used from any.
+    """One member of a group. Call `poll` and `close` from one thread; the properties may be used from any.
 
     ``topics`` returns the topics to read now (a pattern is resolved again at each join), ``metadata`` the partitions and racks of topics.
     The protocol thread calls ``interrupt`` to end the batch in flight: when the polling thread keeps others waiting for too long, or when
@@ -153,7 +148,7 @@ class Member:
         self._generation = UNKNOWN_GENERATION
         self._joined: Joined | None = None
         self._reason = "first join"
-        self._leads = False
+        self.leads = False
         self._snapshot: Metadata | None = None
         self._snapshot_at = 0.0
         self._heartbeat_at = 0.0
@@ -188,10 +183,6 @@ class Member:
         return self._shared.owned_generation
 
     @property
-    def leads(self) -> bool:
-        return self._leads
-
-    @property
     def assignment(self) -> tuple[TopicPartition, ...]:
         """The member's partitions, as last reported to the listeners."""
         return self._shared.owned
@@ -201,7 +192,7 @@ class Member:
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Calls the listeners when partitions change, waiting up to ``timeout_s`` for a change. Returns whether it called any.
 
-        Raises the error that ended the protocol thread (`FencedInstanceId` and other fatal errors), a listener's error, or `WokenUp`.
+        Raises the error that ended the protocol thread (`FencedInstanceId` and other fatal errors), or a listener's error.
         """
         until = time.monotonic() + timeout_s
         notified = False
@@ -212,9 +203,6 @@ class Member:
                 if shared.phase is Turn.AWAY:
                     self._enter(Turn.JOIN)
                 self._changed.notify_all()
-                if shared.woken:
-                    shared.woken = False
-                    raise WokenUp
                 failed, task = shared.error, self._task()
                 if task is None and failed is None:
                     remaining_s = until - time.monotonic()
@@ -227,12 +215,6 @@ class Member:
                 task()
             elif failed is not None:
                 raise failed
-
-    def wakeup(self) -> None:
-        """Makes the current or the next poll raise `WokenUp`. May be called from any thread."""
-        with self._changed:
-            self._shared.woken = True
-            self._changed.notify_all()
 
     def enforce_rebalance(self, reason: str) -> None:
         """Rejoins on the member's own initiative, as Kafka's ``enforceRebalance``; until then the member is not `settled`. Does nothing if
@@ -413,7 +395,7 @@ class Member:
             return
         self._joined = joined
         self._member_id, self._generation = joined.member_id, joined.generation
-        self._leads = joined.leader == joined.member_id
+        self.leads = joined.leader == joined.member_id
         self._reason = ""
         with self._changed:
             self._enter(Turn.SYNC)
@@ -422,14 +404,14 @@ class Member:
         joined = self._joined
         assert joined is not None
         assignments: Mapping[str, Any] | None = None
-        if self._leads and not joined.skip_assignment:
+        if self.leads and not joined.skip_assignment:
             assignments = self._assign(joined)
         elif not joined.skip_assignment:
             self._wakeups.wait(PARKED_S)  # the leader has to assign first
         answer = self._get_coordinator().sync(self._member_id, self.settings.instance_id, joined.generation, joined.protocol, assignments)
         if answer is None:
             return
-        if self._leads and joined.skip_assignment:
+        if self.leads and joined.skip_assignment:
             self._take_snapshot(_subscribed_topics(_subscriptions(joined)))
         self._heartbeat_at = time.monotonic()
         with self._changed:
@@ -457,7 +439,7 @@ class Member:
     def _check_metadata(self) -> None:
         """Starts one rebalance, on the leader, if topics or partitions have changed since it assigned them."""
         old = self._snapshot
-        if not self._leads or old is None or time.monotonic() - self._snapshot_at < self.settings.metadata_max_age_ms / 1000:
+        if not self.leads or old is None or time.monotonic() - self._snapshot_at < self.settings.metadata_max_age_ms / 1000:
             return
         if self._take_snapshot({*old.topics, *self._topics()}) != old:
             self._begin_rejoin("topics or partitions changed")

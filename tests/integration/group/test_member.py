@@ -16,7 +16,7 @@ from tidemark.group.assignors import Assignment, Assignor, Metadata, Subscriptio
 from tidemark.group.coordinator import Coordinator
 from tidemark.group.errors import FencedInstanceId, InconsistentGroupProtocol
 from tidemark.group.listener import RebalanceListener
-from tidemark.group.member import MemberState, WokenUp
+from tidemark.group.member import MemberState
 from tidemark.group.requests import Leaving
 from tidemark.records.ranges import TopicPartition
 
@@ -103,19 +103,6 @@ def test_first_error_of_a_listener_comes_out_of_poll_when_all_were_told(group: G
         until(lambda: member.poll(1), "told")
     assert member.assignment == parts(0, 1, 2, 3)
     assert last.calls == [("assigned", parts(0, 1, 2, 3))]
-
-
-def test_poll_that_waits_can_be_woken_by_another_thread(group: Group) -> None:
-    """testWakeupDuringJoin, testWakeupFromAssignmentCallback. The member's state does not change."""
-    member = group.join()
-    group.settle()
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(member.poll, 30)
-        member.wakeup()
-        with pytest.raises(WokenUp):
-            waits.result(180)
-    assert member.poll() is False
-    assert member.settled
 
 
 def test_member_that_closes_leaves_the_group_at_once(group: Group) -> None:
