@@ -116,7 +116,7 @@ class GroupListing:
 
 
 def check_join(group: str, request: JoinRequest, config: GroupConfig) -> None:
-    """Raises `InvalidSessionTimeout`, or `BadInput` for values that Tidemark's own client never sends."""
+    """Raises `InvalidSessionTimeout`, or `BadInput` for a name that Postgres cannot store."""
     as_json([request.client_id, request.instance_id, *(name for name, _ in request.protocols)], "JoinGroup")
     if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
         raise InvalidSessionTimeout(
@@ -125,12 +125,6 @@ def check_join(group: str, request: JoinRequest, config: GroupConfig) -> None:
             min_ms=config.min_session_timeout_ms,
             max_ms=config.max_session_timeout_ms,
         )
-    if request.rebalance_timeout_ms <= 0:
-        raise BadInput(what="rebalance_timeout_ms", found=str(request.rebalance_timeout_ms), fix="Pass a number of milliseconds above 0.")
-    if request.instance_id == "":
-        raise BadInput(what="instance_id", found="it is empty", fix="Name the instance, or pass None for a dynamic member.")
-    if request.expected_members is not None and request.expected_members < 1:
-        raise BadInput(what="expected_members", found=str(request.expected_members), fix="Pass 1 or more, or None if it is not known.")
 
 
 def normal_protocols(protocols: Protocols) -> Protocols:
