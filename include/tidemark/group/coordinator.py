@@ -184,13 +184,6 @@ class Coordinator:
 
     # ---- operators
 
-    def tick(self) -> None:
-        """Handles overdue sessions and timers, as any member's call does. Does nothing if the group does not exist."""
-        try:
-            self._locked_rows(lambda *_: None, GroupIdNotFound(group=self._group))
-        except GroupIdNotFound:
-            return
-
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
         """OffsetFetch: the next offset to read of each partition, or `None` without a position. ``partitions`` defaults to those with one.
 

@@ -15,7 +15,7 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import psycopg2
 
@@ -107,12 +107,6 @@ class Wakeups:
                 if end >= 0:
                     os.close(end)
             self._write_end = self._read_end = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _listen(self) -> bool:
         """Connects, unless the last attempt was too recent or found a pooler. Returns whether there is a connection."""

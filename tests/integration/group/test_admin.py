@@ -54,7 +54,7 @@ def test_groups_are_listed_by_name_with_their_state(scene: Scene) -> None:
 
 def test_a_group_that_does_not_exist_has_no_description_and_no_positions(scene: Scene) -> None:
     """Kafka: testDescribeGroupInactiveGroup (there, the group is Dead, without an error), testCommitAndFetchOffsetsWithEmptyGroup,
-    testDeleteOffsetOfNonExistingGroup. A process that looks after all groups may run before this one exists."""
+    testDeleteOffsetOfNonExistingGroup."""
     coordinator, flights = scene.coordinator(), TopicPartition("flights", 0)
     assert (scene.tick(), states_of(scene), coordinator.describe(), coordinator.fetch_offsets()) == (None, [], None, {})
     assert coordinator.fetch_offsets([flights]) == {flights: None}
@@ -93,7 +93,7 @@ def test_a_rebalancing_group_is_described_without_assignments(scene: Scene) -> N
 
 
 def test_a_description_shows_who_is_overdue_and_changes_nothing(scene: Scene) -> None:
-    """Viewing a page must not require write permission; `tick` runs what is due."""
+    """Viewing a page must not require write permission; the next call runs what is due."""
     a, b = scene.player("a"), scene.player("b")
     scene.start(a, b)
     scene.expire(b)

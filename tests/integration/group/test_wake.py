@@ -29,7 +29,7 @@ FD_SETSIZE = 1024
 
 @pytest.fixture
 def wakeups(scene: Scene) -> Iterator[Wakeups]:
-    with Wakeups(scene.url, scene.group) as wakeups:
+    with contextlib.closing(Wakeups(scene.url, scene.group)) as wakeups:
         yield wakeups
 
 
@@ -103,7 +103,7 @@ def test_a_process_with_many_open_files_waits_as_any_other(scene: Scene) -> None
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         while files.enter_context(Path(os.devnull).open()).fileno() < FD_SETSIZE:
             pass
-        with Wakeups(scene.url, scene.group) as wakeups:
+        with contextlib.closing(Wakeups(scene.url, scene.group)) as wakeups:
             assert takes_its_time(wakeups)
             scene.player("a", instance="i").join()
             assert ends_early(wakeups)
@@ -145,7 +145,7 @@ def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: W
 
 def test_without_a_server_every_wait_takes_its_time() -> None:
     """Polling is the fallback; no error is raised."""
-    with Wakeups("postgresql://nobody@127.0.0.1:1/none", "departures") as wakeups:
+    with contextlib.closing(Wakeups("postgresql://nobody@127.0.0.1:1/none", "departures")) as wakeups:
         assert takes_its_time(wakeups)
         assert takes_its_time(wakeups)
 

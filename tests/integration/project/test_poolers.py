@@ -95,7 +95,7 @@ def test_nothing_of_a_session_stays_behind(stack: LocalStack, pooler: Pooler) ->
         group.sql(DDL)
         part = group.slice(end=10)
         group.commit(part, all_loaded(part))
-        with Wakeups(url, group.name) as wakeups:
+        with contextlib.closing(Wakeups(url, group.name)) as wakeups:
             wakeups.wait(0.01)
         with session(url) as connection:
             for _ in range(2):  # without a pooler, the second call would prepare the statement
