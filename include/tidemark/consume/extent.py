@@ -1,20 +1,20 @@
-"""How far a run reads and when it ends: an `Extent` for each kind of run."""
+"""How far a run reads and when it ends, for each kind of run."""
 
 from __future__ import annotations
 
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tidemark.consume.claims import LookUp
-from tidemark.consume.lookup import look, look_beside, look_due, look_skipped
+from tidemark.consume.lookup import look, look_due, look_side
 from tidemark.db import transaction
 from tidemark.errors import BrokerUnavailable
 from tidemark.kafka.cluster import Cluster
-from tidemark.rewind.backfill import Backfill, ends
+from tidemark.rewind import backfill, beside
+from tidemark.rewind.backfill import Backfill
 from tidemark.rewind.beside import SideReplay
-from tidemark.rewind.beside import ends as ends_beside
 from tidemark.spec import ConsumerSpec
 
 if TYPE_CHECKING:
@@ -31,49 +31,37 @@ HANDOVER_S = 60.0
 PATIENCE_S = 30.0
 
 
-class Extent(Protocol):
-    wait_s: float
-    """How long a run with nothing to read waits between two polls."""
-
-    def begin(self) -> LookUp:
-        """The look-up at the start of the run."""
-
-    def refresh(self, membership: Membership) -> None:
-        """Updates the membership with the current look-up."""
-
-    def over(self, membership: Membership, *, drained: bool) -> bool:
-        """Whether the run is over. ``drained``: it has read everything that it may read."""
-
-
-class Bounded:
-    """Reads up to the end offsets seen when the run started."""
+class Extent:
+    """Reads up to the end offsets seen when the run started. The other kinds of runs replace what differs."""
 
     wait_s = 1.0
+    """How long a run with nothing to read waits between two polls."""
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
         self._cluster, self._spec = cluster, spec
         self._lookup: LookUp | None = None
 
     def begin(self) -> LookUp:
-        """Looks only on the first call."""
+        """The look-up at the start of the run. Looks only on the first call."""
         if self._lookup is None:
             self._lookup = look(self._cluster, self._spec)
         return self._lookup
 
     def refresh(self, membership: Membership) -> None:
-        """Does nothing: the ends stay the same."""
+        """Updates the membership with the current look-up, if the ends may change."""
 
     def over(self, membership: Membership, *, drained: bool) -> bool:
+        """Whether the run is over. ``drained``: it has read everything that it may read."""
         return drained and membership.settled
 
 
-class Continuous:
+class Continuous(Extent):
     """Reads whatever arrives until its time is up, then until the next run takes over or `HANDOVER_S` has passed."""
 
     wait_s = 0.05
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec) -> None:
-        self._cluster, self._spec = cluster, spec
+        super().__init__(cluster, spec)
         now = time.monotonic()
         self._ends_at = now + spec.run_for.total_seconds() + HANDOVER_S
         self._looked_at = self._answered_at = now
@@ -105,44 +93,28 @@ class Continuous:
         return time.monotonic() >= self._ends_at
 
 
-class Skipped(Bounded):
-    """Reads the records that a rewind skipped, up to the positions to which later rewinds have moved the group back."""
+class Side(Extent):
+    """Reads for a side group: the records that a rewind skipped, up to the positions to which later rewinds have moved the group back; or a
+    replay beside the live rows, up to where its group is. The group may read on meanwhile: the run follows it."""
 
-    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, backfill: Backfill) -> None:
+    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, side: Backfill | SideReplay) -> None:
         super().__init__(cluster, spec)
-        self._connection, self._backfill = connection, backfill
+        self._connection, self._side = connection, side
 
     def begin(self) -> LookUp:
-        return look_skipped(self._cluster, self._backfill)
+        return look_side(self._cluster, self._side)
 
     def refresh(self, membership: Membership) -> None:
         """Runs between the claims and the check of their epochs, which detects an end lowered in between."""
+        side = self._side
         with transaction(self._connection) as cur:
-            current_ends = ends(cur, self._backfill)
+            current_ends = backfill.ends(cur, side) if isinstance(side, Backfill) else beside.ends(cur, side)
         lookup = membership.claimed.lookup
-        lowered = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
-        membership.update(replace(lookup, ends=lowered))
+        ends = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
+        membership.update(replace(lookup, ends=ends))
 
 
-class Beside(Bounded):
-    """Reads a replay beside the live rows, up to where its group is. The group may read on meanwhile: the run follows it."""
-
-    def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, replay: SideReplay) -> None:
-        super().__init__(cluster, spec)
-        self._connection, self._replay = connection, replay
-
-    def begin(self) -> LookUp:
-        return look_beside(self._cluster, self._replay)
-
-    def refresh(self, membership: Membership) -> None:
-        with transaction(self._connection) as cur:
-            current_ends = ends_beside(cur, self._replay)
-        lookup = membership.claimed.lookup
-        ends_now = {partition: min(current_ends.get(partition, 0), log.end) for partition, log in lookup.logs.items()}
-        membership.update(replace(lookup, ends=ends_now))
-
-
-class Drain(Bounded):
+class Drain(Extent):
     """Reads the records due in the group's retry topics when the run started. The next run reads those that come due meanwhile.
 
     `retry.per_second` limits the rate of its batches: records that failed because a service was down must not bring it down again.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidemark.consume.assignment import partitions_of
 from tidemark.consume.claims import LookUp
 from tidemark.db import transaction
-from tidemark.errors import TidemarkError
-from tidemark.kafka.cluster import Cluster, Topic
+from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import store
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.retry import store as retries
@@ -62,29 +61,21 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
     return LookUp(topics, logs, {partition: min(part.end, logs[partition].end) for partition, part in available.items()})
 
 
-def look_skipped(cluster: Cluster, backfill: Backfill) -> LookUp:
-    """Like `look`, for the partitions that the backfill has not read to the end. Raises `TopicsMissing` and `SkippedTopicRecreated`."""
-    unread = [part for part in backfill.parts if part.left]
-    topics = _as_they_were(cluster, unread, lambda topic: SkippedTopicRecreated(topic=topic, rewind_id=backfill.rewind_id))
-    logs = cluster.logs(part.partition for part in unread)
-    return LookUp(topics, logs, {part.partition: part.end for part in unread}, backfill)
+def look_side(cluster: Cluster, side: Backfill | SideReplay) -> LookUp:
+    """Like `look`, for the partitions that a backfill has not read to the end, or for those of a replay beside, up to where its group is.
 
-
-def _as_they_were(cluster: Cluster, parts: Sequence[SidePart], recreated: Callable[[str], TidemarkError]) -> Sequence[Topic]:
-    """The topics of these parts. Raises `TopicsMissing`, and ``recreated`` for one that was deleted and created again."""
+    Raises `TopicsMissing`, and `SkippedTopicRecreated` or `ReplayTopicRecreated` for a topic that was deleted and created again.
+    """
+    backfill = side if isinstance(side, Backfill) else None
+    parts: Sequence[SidePart] = side.parts if backfill is None else [part for part in backfill.parts if part.left]
     topics = cluster.topics(sorted({part.partition.topic for part in parts}))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     for part in parts:
         if uuids[part.partition.topic] != part.kafka_uuid:
-            raise recreated(part.partition.topic)
-    return topics
-
-
-def look_beside(cluster: Cluster, replay: SideReplay) -> LookUp:
-    """Like `look`, for the partitions of a replay beside, up to where its group is. Raises `TopicsMissing` and `ReplayTopicRecreated`."""
-    topics = _as_they_were(cluster, replay.parts, lambda topic: ReplayTopicRecreated(topic=topic, rewind_id=replay.rewind_id))
-    logs = cluster.logs(part.partition for part in replay.parts)
-    return LookUp(topics, logs, {part.partition: min(part.end, logs[part.partition].end) for part in replay.parts})
+            recreated = ReplayTopicRecreated if backfill is None else SkippedTopicRecreated
+            raise recreated(topic=part.partition.topic, rewind_id=side.rewind_id)
+    logs = cluster.logs(part.partition for part in parts)
+    return LookUp(topics, logs, {part.partition: min(part.end, logs[part.partition].end) for part in parts}, backfill)
 
 
 def last_records(lookup: LookUp) -> list[Slice]:

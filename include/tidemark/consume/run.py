@@ -30,7 +30,7 @@ from tidemark.connections import Connections
 from tidemark.consume.batch import Engine, Start, require_same_topics, run_batch
 from tidemark.consume.claims import LookUp, store_deleted_topics
 from tidemark.consume.evolve import evolve_tables
-from tidemark.consume.extent import Beside, Bounded, Continuous, Drain, Extent, Skipped
+from tidemark.consume.extent import Continuous, Drain, Extent, Side
 from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.rewind_watch import RewindWatch
@@ -172,22 +172,20 @@ def _run(
 
     cluster = Cluster(connections.kafka)
     extent: Extent
-    replay = None
-    if isinstance(side, Backfill):
-        extent = Skipped(cluster, spec, connection, side)
-    elif side is not None:
-        extent, replay = Beside(cluster, spec, connection, side), side
+    if side is not None:
+        extent = Side(cluster, spec, connection, side)
     elif drain:
         extent = Drain(cluster, spec, connection, group_id)
     elif spec.run is RunMode.CONTINUOUS:
         extent = Continuous(cluster, spec)
     else:
-        extent = Bounded(cluster, spec)
+        extent = Extent(cluster, spec)
     if start is None and not _at_end(extent.begin(), positions):
         raise _DriverNeeded
     for exposure in of_servers(connections):
         log.warning("%s", exposure)
     watched_group = spec.group if side is None else side.group
+    replay = side if isinstance(side, beside.SideReplay) else None
     ConsumerRun(connection, Attempt(attempt_id, group_id, spec, connections), cluster, extent, start, replay).read(watched_group)
 
 
@@ -210,7 +208,7 @@ class ConsumerRun:
         cluster: Cluster,
         extent: Extent,
         start: Start | None,
-        replay: beside.SideReplay | None = None,
+        replay: beside.SideReplay | None,
     ) -> None:
         self._connection, self._attempt, self._cluster, self._extent, self._start = connection, attempt, cluster, extent, start
         self._replay, self._rehearsed = replay, None if replay is None else replay.transform
@@ -265,7 +263,7 @@ class ConsumerRun:
 
     def _sample_lag(self, membership: Membership) -> None:
         """Samples the lag of the whole group, even if this run reads only some partitions. Drains, backfills and replays take no sample."""
-        if isinstance(self._extent, Drain | Skipped | Beside):
+        if isinstance(self._extent, Drain | Side):
             return
         topics, new_window = membership.claimed.lookup.topics, self._sampled_at is None
         partitions = [part for topic in topics for part in topic.all() if self._spec.fixed.covers(part)]
@@ -365,7 +363,7 @@ class ConsumerRun:
 
     @property
     def _by_pattern(self) -> bool:
-        return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Skipped | Beside)
+        return bool(self._spec.topic_pattern) and not isinstance(self._extent, Drain | Side)
 
     def _drop_deleted_topics(self, membership: Membership, error: TidemarkError) -> bool:
         """Drops topics that matched the pattern and were deleted during the run. Returns False if they did not cause the error. A later run
