@@ -366,7 +366,7 @@ def _encodable(tally: Tally, rows: pa.RecordBatch, layout: Layout) -> list[pa.Re
 
 
 def _encode(columns: Sequence[tuple[str, str]], rows: pa.RecordBatch) -> None:
-    """Raises `NotEncodable` or `TypesChanged`."""
+    """Raises `NotEncodable`."""
     stream = CopyStream(columns, iter([rows.drop_columns([ABSENT]) if ABSENT in rows.schema.names else rows]))
     while stream.read():
         pass

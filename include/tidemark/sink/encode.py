@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tidemark import native
-from tidemark.errors import Refused
 from tidemark.formats.connect import Misfit
 from tidemark.sink import compiled_rows, python_rows
-from tidemark.sink.types import arrow_type, conform, fits
+from tidemark.sink.types import conform
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,16 +21,6 @@ COPY_BUFFER_BYTES = 4 << 20
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, no flags, no header extension."""
 TRAILER = b"\xff\xff"
-
-
-class TypesChanged(Refused):
-    """A transform returned a column in different types in different batches."""
-
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"The transform's types differ between batches. First:\n{self.before}\nthen:\n{self.after}\nCast each column to one type."
 
 
 class NotEncodable(ValueError):
@@ -45,9 +34,9 @@ class NotEncodable(ValueError):
 class CopyStream:
     """The rows of ``batches`` as a binary COPY stream, encoded on demand; a file object for ``copy_expert``.
 
-    Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows. ``rows`` counts the
-    encoded rows, to compare with Postgres' count. ``failure`` is an error raised while reading (by ``batches``, `NotEncodable`,
-    `TypesChanged`): psycopg2 turns it into a cancelled statement, which looks like an outage.
+    Each batch has exactly the columns of ``columns`` (name, Postgres type), of Arrow types that `types.fits` allows
+    (`tally.data_columns` checks them). ``rows`` counts the encoded rows, to compare with Postgres' count. ``failure`` is an error raised
+    while reading (by ``batches``, or `NotEncodable`): psycopg2 turns it into a cancelled statement, which looks like an outage.
     """
 
     def __init__(self, columns: Sequence[tuple[str, str]], batches: Iterator[pa.RecordBatch]) -> None:
@@ -116,8 +105,6 @@ def _conformed(columns: Sequence[tuple[str, str]], batch: pa.RecordBatch) -> pa.
 
     arrays = []
     for (name, postgres), values in zip(columns, batch.columns, strict=True):
-        if not fits(values.type, postgres):
-            raise TypesChanged(before=f"{name}: {arrow_type(postgres)}", after=f"{name}: {values.type}")
         try:
             arrays.append(conform(values, postgres))
         except pa.ArrowException as error:
