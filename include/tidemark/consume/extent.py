@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,8 +19,6 @@ from tidemark.spec import ConsumerSpec
 if TYPE_CHECKING:
     from tidemark.consume.membership import Membership
     from tidemark.db import Connection
-
-log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 """How often a continuous run looks for new topics and partitions. It looks for new records before each batch."""

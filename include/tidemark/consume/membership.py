@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
@@ -29,8 +28,6 @@ from tidemark.spec import ConsumerSpec
 if TYPE_CHECKING:
     from tidemark.db import Connection
     from tidemark.group.assignors import Metadata
-
-log = logging.getLogger(__name__)
 
 GROUP_SETTINGS = ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms", "metadata.max.age.ms")
 """Settings of Kafka clients that mean the same in Tidemark's groups."""

@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -78,11 +78,6 @@ def test_a_plain_function_is_given_one_record() -> None:
 
 
 # ---- the outcome of a record
-
-
-@dataclass
-class Boom(Exception):
-    text: str = "boom"
 
 
 def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[Record], Any]:
