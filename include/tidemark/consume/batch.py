@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tidemark.connections import Connections
@@ -67,7 +68,7 @@ def run_batch(engine: Engine, target: Target, connections: Connections, slices: 
         receipts[receipt.part] = receipt
     for part in slices:
         if part not in receipts:
-            receipts[part] = commit_slice(target, part, iter(()), lambda part, offsets: payloads(connections.kafka, part, offsets))
+            receipts[part] = commit_slice(target, part, iter(()), partial(payloads, connections.kafka))
     return [receipts[part] for part in slices]
 
 

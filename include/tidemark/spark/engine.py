@@ -190,7 +190,9 @@ class SparkEngine:
             reason = "several sinks" if len(target.layouts) > 1 else why_staged(job)
         if reason is not None:
             log.info("staged commit, the plan may mix rows of several slices group=%s plan=%s", self._spec.group, reason)
-            return self._run_staged(target, slices, result, isolate)
+            hand_off = partial(payloads, self._connections.kafka)
+            promote_rows = partial(promote, target, slices, payloads=hand_off, isolate=isolate)
+            return self._stage_and_promote(target, slices, slices, result, isolate, promote_rows)
         if not target.by_record:
             problem = f"each row comes from one record, so it must name that record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
@@ -274,14 +276,6 @@ class SparkEngine:
         with translated():
             return _unpickle(parts.mapPartitions(self._for_worker(partial(_worker_task, work, isolate))).collect())
 
-    def _run_staged(self, target: Target, slices: Sequence[Slice], result: DataFrame, isolate: bool) -> list[Receipt | TidemarkError]:
-        kafka = self._connections.kafka
-
-        def promote_rows(table: str, staged: Sequence[Staged]) -> list[Receipt]:
-            return promote(target, slices, table, staged, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
-
-        return self._stage_and_promote(target, slices, slices, result, isolate, promote_rows)
-
     def _stage_and_promote(
         self,
         target: Target,
@@ -324,12 +318,7 @@ class SparkEngine:
             problem = f"records are retried one by one, so each row must name its record: return {', '.join(GIVEN)} as they were given."
             return [BadOutput(part=slices[0], problem=problem)]
         return self._stage_and_promote(
-            target,
-            slices,
-            list(origins(tried)),
-            result,
-            isolate,
-            lambda table, staged: promote_drained(target, slices, table, staged, tried, isolate=isolate),
+            target, slices, list(origins(tried)), result, isolate, partial(promote_drained, target, slices, tried=tried, isolate=isolate)
         )
 
 
@@ -539,7 +528,7 @@ def _direct_task(
 
     def commit(_first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Receipt:
         outputs = (split_output(_add_unchanged(drop_mark(batch, part), part, unchanged), part) for batch in rest)
-        return commit_slice(target, part, outputs, lambda part, offsets: payloads(kafka, part, offsets), isolate=isolate)
+        return commit_slice(target, part, outputs, partial(payloads, kafka), isolate=isolate)
 
     return _answer_once(batches, commit)
 

@@ -121,7 +121,7 @@ def start_session(
     if form is Form.SPARK:
         require_spark_form()
     name = name_of(spec, attempt_id)
-    modules = _zip_modules([folder for folder in folders if folder.is_dir()])
+    modules = _zip_modules(folders)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     small = records is not None and records <= SMALL_RUN
     shareable = small and spec.spark.shared and not spec.spark.conf
@@ -225,7 +225,7 @@ def plain_session(name: str, connections: Connections) -> Iterator[SparkSession]
     with lost_jvm(), translated():
         try:
             spark = _session(name, connections.spark_master, {**SETTINGS, OPTIONS: C1, **connections.spark_conf})
-            spark.sparkContext.addPyFile(_zip_modules([folder for folder in [project.transforms()] if folder.is_dir()]))
+            spark.sparkContext.addPyFile(_zip_modules([project.transforms()]))
             yield spark
         finally:
             if spark is not None:
@@ -237,7 +237,7 @@ def small_session(folders: Sequence[Path] = ()) -> SparkSession:
     find_java()
     spark = _session("tidemark check", "local[1]", {**SETTINGS, OPTIONS: C1})
     if folders:
-        spark.sparkContext.addPyFile(_zip_modules([folder for folder in folders if folder.is_dir()]))
+        spark.sparkContext.addPyFile(_zip_modules(folders))
     return spark
 
 
@@ -406,7 +406,8 @@ def _quiet_unless_failed() -> Iterator[None]:
 
 
 def _zip_modules(folders: Sequence[Path]) -> str:
-    """Writes the folders' modules into a zip file for executors. Returns its path. Of files with the same name, the first counts."""
+    """Writes the folders' modules into a zip file for executors. Returns its path. Of files with the same name, the first counts; a folder
+    may be missing."""
     home = Path(tempfile.mkdtemp(prefix="tidemark-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors may fetch it as long as the driver lives
     archive = home / "transforms.zip"
