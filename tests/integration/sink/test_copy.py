@@ -21,7 +21,7 @@ from tests.support.fetching import fetched
 from tests.support.sampling import examples
 
 from tidemark.local import LocalStack
-from tidemark.sink.encode import ROWS_A_CHUNK, CopyStream
+from tidemark.sink.encode import CopyStream
 from tidemark.sink.fit import ExistingTable, create_ddl, has_unique_index, match
 from tidemark.sink.table import LINEAGE, quoted, read_columns
 from tidemark.sink.types import arrow_type, fits, postgres_type
@@ -179,15 +179,6 @@ def test_a_domain_is_written_as_what_it_is_made_of_and_keeps_its_check(table: Ta
         table.copy([pa.array([Decimal("-1.00")], pa.decimal128(9, 2))])
     with pytest.raises(psycopg2.errors.NotNullViolation):
         table.copy([pa.array([None], pa.decimal128(9, 2))])
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [0, 0], [ROWS_A_CHUNK], [1, 0, ROWS_A_CHUNK + 1, 3]], ids=str)
-def test_any_number_of_rows_in_any_number_of_batches_arrives(table: Table, sizes: list[int]) -> None:
-    """A COPY without any batches is valid, too."""
-    table.make("bigint", "text")
-    batches = [[pa.array(range(size), pa.int64()), pa.array([f"{size}"] * size, pa.string())] for size in sizes]
-    assert table.copy(*batches) == sum(sizes)
-    assert table.rows() == [(number, f"{size}") for size in sizes for number in range(size)]
 
 
 FINITE = st.builds(lambda number, exponent: Decimal(number).scaleb(exponent), st.integers(-(10**40), 10**40), st.integers(-60, 60))
