@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
+import pytest
 import yaml
 
 from tests.support.fetching import fetched
@@ -330,6 +331,18 @@ class Scenario:
         """``state`` and ``error`` of an attempt, by default the last one in this process."""
         ((state, error),) = self.sql("SELECT state, error FROM tidemark.attempt WHERE attempt_id = %s", attempt_id or self.attempt_id)
         return {"state": state, "error": error}
+
+    def refuses(self, error: type[TidemarkError], said: str, run: Callable[[Scenario], object] | None = None) -> None:
+        """The run fails with this error, which is stored in its attempt's row; nothing else is stored. An error in the user's code may be
+        an outage."""
+        if not self.sql("SELECT to_regclass(%s)", self.table)[0][0]:
+            self.make_sink("payload bytea")
+        with pytest.raises(error, match=said) as raised:
+            self.run() if run is None else run(self)
+        kind = "unavailable" if error.retriable else "refused"
+        assert self.attempt() == {"state": "FAILED", "error": {"kind": kind, "type": error.__name__, "text": str(raised.value)}}
+        assert self.rows() == self.ledger() == self.failed() == []
+        assert set(self.positions().values()) == {0}
 
     def records(self, topic: str, partition: int = 0) -> dict[int, Stored]:
         """The records that a read_committed reader gets from a partition, by offset."""

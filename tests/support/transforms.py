@@ -114,35 +114,6 @@ def told(scenario: Scenario, topic: str) -> list[tuple[Any, ...]]:
     return rows
 
 
-MANY_ROWS = {
-    "function": """
-        from tidemark.transform import Record
-
-        def transform(record: Record):
-            for number in range(int(record.value)):
-                yield {"number": number}
-    """,
-    "arrow": """
-        import numpy as np
-        import pyarrow as pa
-
-        def transform(batch: pa.RecordBatch) -> pa.RecordBatch:
-            counts = [int(value) for value in batch["value"].to_pylist()]
-            rows = batch.select(["kafka_topic", "kafka_partition", "kafka_offset"]).take(pa.array(np.repeat(np.arange(len(batch)), counts)))
-            numbers = [number for count in counts for number in range(count)]
-            return rows.append_column("number", pa.array(numbers, pa.int64()))
-    """,
-    "spark": """
-        from pyspark.sql import DataFrame
-
-        def transform(records: DataFrame) -> DataFrame:
-            rows = "explode(sequence(0L, CAST(CAST(value AS string) AS bigint) - 1)) AS number"
-            return records.selectExpr("kafka_topic", "kafka_partition", "kafka_offset", rows)
-    """,
-}
-"""Each record becomes as many rows as its value says."""
-
-
 def arrow(body: str) -> str:
     """A transform of the Arrow form with this body. ``batch`` is its argument, and ``given`` holds the lineage columns of ``batch``."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())

@@ -29,7 +29,7 @@ def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario
     for body, (error, said) in UNFIT.items():
         with subtests.test(body):
             scenario.write(arrow(f"{body}\nreturn given"), topics=topic)
-            refused(scenario, error, said)
+            scenario.refuses(error, said)
             assert scenario.engine is not None
             assert scenario.engine.batches == []
     scenario.check()
@@ -54,21 +54,8 @@ def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenar
     for then, (error, said) in WRONG.items():
         with subtests.test(then):
             scenario.write(arrow(f"if len(batch):\n    {then}\n{PAYLOAD}\nreturn given"), topics=topic)
-            refused(scenario, error, said)
+            scenario.refuses(error, said)
     scenario.check()
-
-
-def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
-    """The run fails with this error, which is stored in its attempt's row; nothing else is stored. An error in the user's code may be an
-    outage."""
-    if not scenario.sql("SELECT to_regclass(%s)", scenario.table)[0][0]:
-        scenario.make_sink("payload bytea")
-    with pytest.raises(error, match=said) as raised:
-        scenario.run()
-    kind = "unavailable" if error is TransformFailed else "refused"
-    assert scenario.attempt() == {"state": "FAILED", "error": {"kind": kind, "type": error.__name__, "text": str(raised.value)}}
-    assert scenario.rows() == scenario.ledger() == scenario.failed() == []
-    assert set(scenario.positions().values()) == {0}
 
 
 def test_arrow_rows_of_one_record_are_numbered_and_rows_that_are_filtered_away_are_unaccounted(scenario: Scenario) -> None:
@@ -82,18 +69,6 @@ def test_arrow_rows_of_one_record_are_numbered_and_rows_that_are_filtered_away_a
     assert scenario.rows("kafka_offset, kafka_seq") == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]
     assert scenario.counts() == {"loaded": 2, "unaccounted": 2, "sink_rows": 5}
     scenario.check(filtered=2)
-
-
-def test_run_whose_rows_are_all_filtered_away_moves_the_positions(scenario: Scenario) -> None:
-    """An empty result is valid, too."""
-    topic = scenario.topics.create(2)
-    scenario.topics.produce(topic, numbers(0, 5))
-    scenario.topics.produce(topic, numbers(0, 5), partition=1)
-    scenario.write(arrow(PAYLOAD + "\nreturn given.slice(0, 0)"), topics=topic).make_sink("payload bytea")
-    scenario.run()
-    assert scenario.positions() == {(topic, 0): 5, (topic, 1): 5}
-    assert scenario.counts() == {"unaccounted": 10}
-    scenario.check(filtered=10)
 
 
 def test_decimals_of_several_scales_are_stored_with_theirs(scenario: Scenario) -> None:

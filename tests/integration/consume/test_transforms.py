@@ -4,14 +4,12 @@ tests/unit/worker/test_slice_worker.py."""
 from __future__ import annotations
 
 import pytest
-from tests.support.records import numbers
 from tests.support.scenario import Scenario
-from tests.support.transforms import JUDGES, MANY_ROWS
+from tests.support.transforms import JUDGES
 
 from tidemark.consume.run import TooManyFailed
 from tidemark.sink.fit import SinkMismatch
 from tidemark.sink.table import SinkMissing
-from tidemark.worker.call_transform import TransformFailed
 
 # ---- dispositions
 
@@ -47,24 +45,6 @@ def test_run_stops_when_more_records_fail_than_the_spec_allows(scenario: Scenari
 
 
 # ---- the function form
-
-
-ANSWERS = """
-    from tidemark.transform import Record
-
-    def transform(record: Record):
-        return eval(record.value, {"payload": b"x"})
-"""
-"""Evaluates the record's value as Python and returns the result."""
-
-
-def test_function_that_raises_at_every_record_keeps_them_all(scenario: Scenario) -> None:
-    """Without a limit on failed records, the run commits once every record is kept. ``max_failed_records`` guards against such mistakes."""
-    scenario.feed(numbers(0, 3000), ANSWERS, "payload bytea")
-    assert scenario.run().state == "COMMITTED"
-    assert scenario.counts() == {"retried": 3000}
-    assert {kind for _, _, kind, _ in scenario.failed()} == {"SyntaxError"}
-    scenario.check()
 
 
 TYPES = """
@@ -105,21 +85,6 @@ def test_python_values_become_the_tables_own_types(scenario: Scenario) -> None:
     scenario.check()
 
 
-def test_column_that_the_table_lacks_refuses_the_slice(scenario: Scenario, subtests: pytest.Subtests) -> None:
-    """Without a declared result, an unknown key is refused by name at the first record that has it. Nothing is dropped silently. A function
-    may not return lineage columns either."""
-    topic = scenario.feed(["{'payload': b'good'}", "{'payload': b'', column: 1}"], ANSWERS, "payload bytea, carrier text")
-    for column in ("carier", "kafka_offset", "disposition"):
-        with subtests.test(column):
-            scenario.transform(ANSWERS.replace('{"payload": b"x"}', f'{{"column": "{column}"}}'))
-            unknown = f"{topic}/0 offset 1: it returned '{column}', which is not a column of {scenario.table}"
-            with pytest.raises(TransformFailed, match=unknown):
-                scenario.run()
-            assert scenario.positions() == {(topic, 0): 0}
-            assert scenario.rows() == []
-    scenario.check()
-
-
 DECLARED = """
     from typing import TypedDict
     from tidemark.transform import Record
@@ -137,7 +102,7 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
     scenario: Scenario, subtests: pytest.Subtests
 ) -> None:
     """A ``TypedDict`` is compared with the table in the same way as the schemas of the other forms."""
-    scenario.feed([b"a"], ANSWERS, "payload bytea, delay bigint")
+    scenario.feed([b"a"], TYPES, "payload bytea, delay bigint")
     said = {
         ("carier", "str"): "the table has no column carier",
         ("delay", "bytes"): "column delay: the output is binary, the table is bigint",
@@ -150,19 +115,6 @@ def test_declared_result_that_does_not_fit_the_table_is_refused_before_a_record_
                 scenario.run()
             assert scenario.engine is not None
             assert scenario.engine.batches == []
-    scenario.check()
-
-
-@pytest.mark.parametrize("form", ["function", "arrow"])
-def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario, form: str) -> None:
-    """More rows than a batch has records. Each row gets its number within its record."""
-    scenario.feed(["1", "100000", "2"], MANY_ROWS[form], "number bigint")
-    scenario.run()
-    assert scenario.counts() == {"loaded": 3, "sink_rows": 100_003}
-    found = "kafka_offset, count(*), max(kafka_seq) + 1, bool_and(number = kafka_seq)"
-    assert scenario.sql(f"SELECT {found} FROM {scenario.table} GROUP BY 1 ORDER BY 1") == [
-        (0, 1, 1, True), (1, 100_000, 100_000, True), (2, 2, 2, True),
-    ]  # fmt: skip
     scenario.check()
 
 

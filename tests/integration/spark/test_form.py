@@ -9,7 +9,7 @@ from tests.support.raw_records import RawRecord, produce_raw
 from tests.support.records import CODECS, compacted, numbers, open_transaction, produce_compressed, produce_large
 from tests.support.scenario import SPARK, Scenario
 from tests.support.spark_here import run_here
-from tests.support.transforms import ECHO_COLUMNS, ECHOES, JUDGES, MANY_ROWS, arrow, echoed, spark, told, with_column
+from tests.support.transforms import ECHO_COLUMNS, ECHOES, JUDGES, arrow, echoed, spark, told, with_column
 
 from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
@@ -83,7 +83,7 @@ def test_timestamp_that_is_no_time_cannot_be_read_by_sparks_connector(scenario: 
     topic = scenario.topics.create(message_timestamp_after_max_ms=str(2**63 - 1))
     produce_raw(scenario.topics.servers, topic, [RawRecord(b"w", 1_600_000_000_000), RawRecord(b"x", 1_600_000_000_000_000_000)])
     scenario.write(SPARK, topics=topic)
-    refused(scenario, NotATime, f"cannot read the timestamp of {topic}/0 offset 1: it is not a time")
+    scenario.refuses(NotATime, f"cannot read the timestamp of {topic}/0 offset 1: it is not a time", run_here)
 
 
 def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
@@ -165,7 +165,8 @@ def test_one_record_may_make_a_hundred_thousand_rows(scenario: Scenario) -> None
     """These are more rows than a batch has records. Each row has its number within its record."""
     topic = scenario.topics.create()
     scenario.topics.produce(topic, ["1", "100000", "2"])
-    scenario.write(MANY_ROWS["spark"], topics=topic).make_sink("number bigint")
+    as_many = "explode(sequence(0L, CAST(CAST(value AS string) AS bigint) - 1)) AS number"
+    scenario.write(spark(f"records.selectExpr(*L, {as_many!r})"), topics=topic).make_sink("number bigint")
     run_here(scenario)
     assert scenario.counts() == {"loaded": 3, "sink_rows": 100_003}
     found = "kafka_offset, count(*), max(kafka_seq) + 1, bool_and(number = kafka_seq)"
@@ -263,7 +264,7 @@ def test_transform_that_does_not_fit_is_refused_before_a_record_is_read(scenario
     for expression, (error, said) in UNFIT.items():
         with subtests.test(expression):
             scenario.write(spark(expression), topics=topic)
-            refused(scenario, error, said)
+            scenario.refuses(error, said, run_here)
     scenario.check()
 
 
@@ -305,7 +306,7 @@ def test_transform_that_goes_wrong_on_records_refuses_the_slice(scenario: Scenar
     for expression, (error, said) in WRONG.items():
         with subtests.test(expression):
             scenario.write(spark(expression), topics=topic)
-            refused(scenario, error, said)
+            scenario.refuses(error, said, run_here)
     scenario.check()
 
 
@@ -322,7 +323,7 @@ def test_worker_that_dies_in_another_form_refuses_the_slice_as_well(scenario: Sc
     topic = scenario.topics.create()
     scenario.topics.produce(topic, [b"a"])
     scenario.write(DEATHS[form], topics=topic)
-    refused(scenario, SparkFailed, r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)")
+    scenario.refuses(SparkFailed, r"Spark could not finish the batch: Python worker exited unexpectedly \(crashed\)", run_here)
 
 
 def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Scenario) -> None:
@@ -332,7 +333,7 @@ def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Sc
     scenario.topics.produce(topic, [b"c"], partition=1)
     swapped = 'records.selectExpr("kafka_topic", "1 - kafka_partition AS kafka_partition", "kafka_offset", "value AS payload")'
     scenario.write(spark(swapped), topics=topic)
-    refused(scenario, BadOutput, "a row belongs to another partition. The transform must not move rows between partitions")
+    scenario.refuses(BadOutput, "a row belongs to another partition. The transform must not move rows between partitions", run_here)
     scenario.transform(SPARK)
     run_here(scenario)
     assert scenario.rows("kafka_partition, payload") == [(0, b"a"), (0, b"b"), (1, b"c")]
@@ -340,19 +341,6 @@ def test_rows_that_claim_another_partition_of_the_batch_are_refused(scenario: Sc
 
 
 # ---- helpers
-
-
-def refused(scenario: Scenario, error: type[TidemarkError], said: str) -> None:
-    """The run fails with this error, which is stored in its attempt's row; nothing else is stored. An error in the user's code may be an
-    outage."""
-    if not scenario.sql("SELECT to_regclass(%s)", scenario.table)[0][0]:
-        scenario.make_sink("payload bytea")
-    with pytest.raises(error, match=said) as raised:
-        run_here(scenario)
-    kind = "unavailable" if error.retriable else "refused"
-    assert scenario.attempt() == {"state": "FAILED", "error": {"kind": kind, "type": error.__name__, "text": str(raised.value)}}
-    assert scenario.rows() == scenario.ledger() == scenario.failed() == []
-    assert set(scenario.positions().values()) == {0}
 
 
 def check_conserved(scenario: Scenario) -> None:
