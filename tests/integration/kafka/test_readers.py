@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from tests.support.raw_records import RawRecord, produce_raw
 from tests.support.readers import READERS, read_with, reading_with
 from tests.support.records import compacted, large, numbers, produce_large
 from tests.support.sampling import examples
+from tests.support.sanitized import run_sanitized
 from tests.support.scenario import Scenario
 
 from tidemark.errors import BadInput, BrokerUnavailable
@@ -213,27 +211,12 @@ left.close()
 
 
 def test_no_byte_outside_of_its_buffers_is_touched(topics: Topics, tmp_path: Path) -> None:
-    """The same file is compiled with AddressSanitizer, and Arrow's buffers come from malloc."""
-    preloaded = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libstdc++.so")
-    ]
-    assert all(map(os.path.isabs, preloaded)), "gcc's sanitizer is missing"
+    """The reader reads with AddressSanitizer."""
     topic = topics.create()
     for number in range(30):
         headers = [(b"name", None), (b"", b""), (b"x" * number, b"y" * number), (b"\xff" if number % 5 == 0 else b"z", b"z")][: number % 5]
         produce_raw(topics.servers, topic, [RawRecord(b"v" * size, 0, headers, None if size % 3 else b"k" * size) for size in range(40)])
-    env = os.environ | {
-        "CC": "gcc -fsanitize=address",
-        "TIDEMARK_CACHE": str(tmp_path),
-        "LD_PRELOAD": " ".join(preloaded),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot of memory at exit
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
-        "PYTHONMALLOC": "malloc",
-    }
-    command = [sys.executable, "-c", READ_ALL, topics.servers, topic, "1200"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_sanitized(["-c", READ_ALL, topics.servers, topic, "1200"], tmp_path, "address")
 
 
 RANGES = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1), st.integers(0, 19), st.integers(1, 20), st.booleans())

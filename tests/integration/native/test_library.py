@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.sanitized import run_sanitized
 
 LOADED = """
 from tidemark import native
@@ -59,22 +60,6 @@ def test_without_a_compiler_python_does_the_work_and_says_so_once(tmp_path: Path
 
 @pytest.mark.thorough
 def test_encoder_touches_no_byte_outside_of_its_buffers(tmp_path: Path) -> None:
-    """The tests of the encoder pass with AddressSanitizer and UndefinedBehaviorSanitizer. Arrow's buffers come from malloc."""
-    preloaded = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so", "libstdc++.so")
-    ]
-    assert all(map(os.path.isabs, preloaded)), "gcc's sanitizers are missing"
-    env = os.environ | {
-        "CC": "gcc -fsanitize=address,undefined -fno-sanitize-recover=all",
-        "TIDEMARK_CACHE": str(tmp_path),
-        "LD_PRELOAD": " ".join(preloaded),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaks a lot of memory at exit
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
-        "PYTHONMALLOC": "malloc",
-    }
-    env.pop("TIDEMARK_TEST_SHARD", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/unit/sink/test_encoders.py"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert any((tmp_path / "compiled").glob("*.so"))
+    """The tests of the encoder pass with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/unit/sink/test_encoders.py"]
+    run_sanitized(words, tmp_path, "address", "undefined")
