@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from tidemark.errors import BadInput, TidemarkError
+from tidemark.kafka.security import bad_setting
 from tidemark.tokens import Token, TokenSource
 
 log = logging.getLogger(__name__)
@@ -67,30 +68,30 @@ def check(settings: Mapping[str, str]) -> None:
         or (name.startswith("kafka.") and not name.startswith(JVM))
     )
     if unknown:
-        raise _bad(unknown[0], "Tidemark does not know it", f"Names here are {FUNCTION}, {COMMAND}, {JVM}* and librdkafka's.")
+        raise bad_setting(unknown[0], "Tidemark does not know it", f"Names here are {FUNCTION}, {COMMAND}, {JVM}* and librdkafka's.")
     own = sorted(name for name in settings if name.startswith(f"{FUNCTION}.") and name != COMMAND)
     if FUNCTION in settings and COMMAND in settings:
-        raise _bad(COMMAND, f"{FUNCTION} is set too", "Remove one of them.")
+        raise bad_setting(COMMAND, f"{FUNCTION} is set too", "Remove one of them.")
     if own and FUNCTION not in settings:
-        raise _bad(own[0], f"it is for the function of {FUNCTION}, which is not set", _FIX)
+        raise bad_setting(own[0], f"it is for the function of {FUNCTION}, which is not set", _FIX)
     named = FUNCTION in settings or COMMAND in settings
     if named and source_of(settings) is None:
-        raise _bad(FUNCTION if FUNCTION in settings else COMMAND, "it is empty", _FIX)
+        raise bad_setting(FUNCTION if FUNCTION in settings else COMMAND, "it is empty", _FIX)
     mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or ""
     own_method = settings.get("sasl.oauthbearer.method", "").lower() == "oidc"
     unsecured = settings.get("enable.sasl.oauthbearer.unsecure.jwt", "").lower() in ("true", "t", "1")
     if mechanism.upper() != MECHANISM:
         if named:
-            raise _bad("sasl.mechanism", f"it is {mechanism or 'not set'}, but tokens need {MECHANISM}", f"Set it to {MECHANISM}.")
+            raise bad_setting("sasl.mechanism", f"it is {mechanism or 'not set'}, but tokens need {MECHANISM}", f"Set it to {MECHANISM}.")
         return
     if named and (own_method or unsecured):
         name = "sasl.oauthbearer.method" if own_method else "enable.sasl.oauthbearer.unsecure.jwt"
-        raise _bad(name, "with it, librdkafka makes its own tokens", f"Remove it, or {FUNCTION} and {COMMAND}.")
+        raise bad_setting(name, "with it, librdkafka makes its own tokens", f"Remove it, or {FUNCTION} and {COMMAND}.")
     if named and not settings.get("security.protocol", "").upper().startswith("SASL"):
         protocol = settings.get("security.protocol", "not set")
-        raise _bad("security.protocol", f"it is {protocol}, so no token would be sent", "Set it to SASL_SSL.")
+        raise bad_setting("security.protocol", f"it is {protocol}, so no token would be sent", "Set it to SASL_SSL.")
     if not (named or own_method or unsecured):
-        raise _bad("sasl.mechanism", f"it is {MECHANISM}, but no setting says where tokens come from", _FIX)
+        raise bad_setting("sasl.mechanism", f"it is {MECHANISM}, but no setting says where tokens come from", _FIX)
 
 
 def renewed(source: TokenSource) -> Token:
@@ -100,7 +101,3 @@ def renewed(source: TokenSource) -> Token:
     except TidemarkError as error:
         log.warning("token not renewed cause=%s", error)
         raise
-
-
-def _bad(name: str, found: str, fix: str) -> BadInput:
-    return BadInput(what=f"Kafka setting {name}", found=found, fix=fix)

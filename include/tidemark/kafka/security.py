@@ -61,17 +61,17 @@ def to_librdkafka(settings: Mapping[str, str]) -> dict[str, str]:
     remaining = dict(settings)
     translated: dict[str, str] = {}
     if unsupported := sorted(JVM_ONLY.intersection(remaining)):
-        raise _bad(unsupported[0], "librdkafka, which reads offsets and records, does not have this setting", _NAMES)
+        raise bad_setting(unsupported[0], "librdkafka, which reads offsets and records, does not have this setting", _NAMES)
     if "sasl.jaas.config" in remaining:
         translated |= _login(remaining.pop("sasl.jaas.config"), remaining.get("sasl.mechanism") or remaining.get("sasl.mechanisms"))
     translated |= _trust(remaining) | _keys(remaining)
     if remaining.get("ssl.endpoint.identification.algorithm") == "":
         remaining["ssl.endpoint.identification.algorithm"] = "none"
     if len({remaining[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in remaining}) > 1:
-        raise _bad("sasl.mechanism", "sasl.mechanisms, its other name, has a different value", "Remove one of them.")
+        raise bad_setting("sasl.mechanism", "sasl.mechanisms, its other name, has a different value", "Remove one of them.")
     for name, value in translated.items():
         if remaining.get(name, value) != value:
-            raise _bad(name, "the JVM's name for it is set too, with a different value", "Remove one of them.")
+            raise bad_setting(name, "the JVM's name for it is set too, with a different value", "Remove one of them.")
     return remaining | translated
 
 
@@ -87,7 +87,7 @@ def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
     if (algorithm := config.get("ssl.endpoint.identification.algorithm")) is not None:
         result["ssl.endpoint.identification.algorithm"] = "" if algorithm.lower() == "none" else algorithm
     if config.get("enable.ssl.certificate.verification", "true").lower() not in ("true", "t", "1"):
-        raise _bad(
+        raise bad_setting(
             "enable.ssl.certificate.verification",
             "the JVM's client, which reads for Spark-form transforms, cannot skip the verification of certificates",
             "Set ssl.ca.location to the CA's certificate.",
@@ -99,7 +99,7 @@ def to_jvm(config: Mapping[str, str]) -> dict[str, str]:
         used |= part.keys()
         result |= {name: value for settings in part.values() for name, value in settings.items()}
     if unsupported := sorted(name for name in config if name.startswith(("ssl.", "sasl.")) and name not in used):
-        raise _bad(
+        raise bad_setting(
             unsupported[0],
             "Spark's connector does not have this setting",
             "Use ssl.ca.location, sasl.mechanism, sasl.username and sasl.password, or write the transform in the Arrow form.",
@@ -122,16 +122,18 @@ def _login(jaas: str, mechanism: str | None) -> dict[str, str]:
     fix = 'Write one login module, `... required username="..." password="...";`, or sasl.username and sasl.password.'
     match = _JAAS.fullmatch(jaas)
     if match is None:
-        raise _bad(name, "it is not one login module with options (its text is not shown here)", fix)
+        raise bad_setting(name, "it is not one login module with options (its text is not shown here)", fix)
     module, options = match[1], {key: _unquoted(value) for key, value in _OPTION.findall(match[3])}
     if module not in _MODULES:
-        raise _bad(name, f"its login module is {module}, which has no counterpart in librdkafka", fix)
+        raise bad_setting(name, f"its login module is {module}, which has no counterpart in librdkafka", fix)
     if mechanism not in _MODULES[module]:
         problem = f"its login module is {module}, but sasl.mechanism is {mechanism or 'missing'}"
-        raise _bad(name, problem, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
+        raise bad_setting(name, problem, f"Set sasl.mechanism to {' or '.join(_MODULES[module])}.")
     unsupported = sorted(options.keys() - {"username", "password"})
     if unsupported or len(options) != 2:
-        raise _bad(name, f"its option {unsupported[0]} has no counterpart" if unsupported else "username or password is missing", fix)
+        raise bad_setting(
+            name, f"its option {unsupported[0]} has no counterpart" if unsupported else "username or password is missing", fix
+        )
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 
@@ -151,7 +153,7 @@ def _trust(settings: dict[str, str]) -> dict[str, str]:
         if theirs in settings
     }
     if translated and (kind or "JKS").upper() != "PEM":
-        raise _bad(
+        raise bad_setting(
             "ssl.truststore.type",
             f"it is {kind or 'missing, which means JKS'}, but librdkafka reads certificates only as PEM",
             "Export the CA's certificate with keytool -exportcert -rfc, set ssl.truststore.type to PEM and "
@@ -167,16 +169,16 @@ def _keys(settings: dict[str, str]) -> dict[str, str]:
     """
     kind = (settings.pop("ssl.keystore.type", None) or "").upper()
     if kind not in ("", "PEM", "PKCS12"):
-        raise _bad("ssl.keystore.type", f"it is {kind}, which librdkafka cannot read", "Convert the key store to PKCS12 or PEM.")
+        raise bad_setting("ssl.keystore.type", f"it is {kind}, which librdkafka cannot read", "Convert the key store to PKCS12 or PEM.")
     texts = {"ssl.keystore.certificate.chain": "ssl.certificate.pem", "ssl.keystore.key": "ssl.key.pem"}
     present = sorted(texts.keys() & settings.keys())
     if kind != "PEM":
         if present:
-            raise _bad("ssl.keystore.type", f"{present[0]} is given, but the type is not PEM", "Set ssl.keystore.type to PEM.")
+            raise bad_setting("ssl.keystore.type", f"{present[0]} is given, but the type is not PEM", "Set ssl.keystore.type to PEM.")
         return {}
     translated = {texts[name]: settings.pop(name) for name in present}
     if "ssl.keystore.password" in settings:
-        raise _bad("ssl.keystore.password", "a PEM file has no key store password", "Set the key's password in ssl.key.password.")
+        raise bad_setting("ssl.keystore.password", "a PEM file has no key store password", "Set the key's password in ssl.key.password.")
     if "ssl.keystore.location" in settings:
         file = settings.pop("ssl.keystore.location")
         translated |= {"ssl.certificate.location": file, "ssl.key.location": file}
@@ -191,7 +193,7 @@ def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[st
         return {}
     module = next((module for module, mechanisms in _MODULES.items() if mechanism in mechanisms), None)
     if module is None:
-        raise _bad(
+        raise bad_setting(
             "sasl.mechanism",
             f"it is {mechanism or 'missing, which means GSSAPI'}, which takes no sasl.username",
             "Set it to PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
@@ -203,13 +205,13 @@ def _jaas(config: Mapping[str, str], mechanism: str | None) -> dict[str, dict[st
 
 def _truststore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
     if config.get("ssl.ca.location") == "probe":
-        raise _bad("ssl.ca.location", "it is probe, which only librdkafka supports", "Set it to the file with the CA's certificate.")
+        raise bad_setting("ssl.ca.location", "it is probe, which only librdkafka supports", "Set it to the file with the CA's certificate.")
     translated: dict[str, dict[str, str]] = {}
     for ours, theirs in (("ssl.ca.location", "ssl.truststore.location"), ("ssl.ca.pem", "ssl.truststore.certificates")):
         if ours in config:
             translated[ours] = {"ssl.truststore.type": "PEM", theirs: config[ours]}
     if len(translated) > 1:
-        raise _bad("ssl.ca.pem", "ssl.ca.location is set too, but the JVM's client takes only one of them", "Remove one of them.")
+        raise bad_setting("ssl.ca.pem", "ssl.ca.location is set too, but the JVM's client takes only one of them", "Remove one of them.")
     return translated
 
 
@@ -221,7 +223,7 @@ def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
                 translated[name] = {"ssl.keystore.type": "PKCS12", name: config[name]}
     files = [config[name] for name in ("ssl.certificate.location", "ssl.key.location") if name in config]
     if files and (len(files) != 2 or files[0] != files[1]):
-        raise _bad(
+        raise bad_setting(
             "ssl.key.location",
             "it differs from ssl.certificate.location, but the JVM's client reads certificate and key from one file",
             "Put both into one PEM file (key in PKCS#8) and set both to it, or write the transform in the Arrow form.",
@@ -235,5 +237,6 @@ def _keystore(config: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return translated
 
 
-def _bad(name: str, problem: str, fix: str) -> BadInput:
+def bad_setting(name: str, problem: str, fix: str) -> BadInput:
+    """The error for a setting that no client can follow. ``problem`` does not quote what may be secret."""
     return BadInput(what=f"Kafka setting {name}", found=problem, fix=fix)
