@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemark.db import statements
+from tidemark.db import single_row, statements
 from tidemark.errors import Refused
 from tidemark.records.outcome import DELETED
 from tidemark.records.ranges import Slice
@@ -59,9 +59,7 @@ def has_deletions(cur: Cursor, layout: Layout, parts: Sequence[Slice], source: s
     if layout.deletes is Deletes.REFUSE:
         return False
     cur.execute(SQL["any_deletions"].replace("{source}", source.replace("%", "%%")), {"sink": layout.table, **kept_rows.places(parts)})
-    row = cur.fetchone()
-    assert row is not None
-    return any(row)
+    return any(single_row(cur))
 
 
 def deletes(source: str) -> str:
