@@ -166,7 +166,7 @@ def judge(lag: LagFacts, runs: Runs | None = None, dag: Dag | None = None, ledge
 def _losing(facts: _Facts) -> Judgement | None:
     lag = facts.lag
     if lag.deleted:
-        text = f"Retention has deleted {counted(lag.deleted, 'record')} that {_was(lag.deleted)} not read."
+        text = f"Retention has deleted {counted(lag.deleted, 'record that was', 'records that were')} not read."
         return Judgement(Health.LOSING, text, "Set `offset_reset`, or rewind with `--to-earliest`; the next run records what is lost.")
     if lag.losing_from is None or lag.expires_at is None or lag.now < lag.losing_from:
         return None
@@ -224,9 +224,8 @@ def _stopped(facts: _Facts) -> Judgement | None:
         return Judgement(
             Health.STOPPED, "Records wait, and no run has started yet.", "Start the consumer's DAG, or `tidemark consume NAME`."
         )
-    if (missed_at := _missed_at(runs)) is not None and lag.now > missed_at:
-        return Judgement(Health.STOPPED, _since_last_run(lag.now, runs), "Check in Airflow why no run starts.")
-    return None
+    missed = _missed(runs, lag.now)
+    return Judgement(Health.STOPPED, missed, "Check in Airflow why no run starts.") if missed else None
 
 
 def _hung(lag: LagFacts, runs: Runs, since: datetime) -> Judgement | None:
@@ -264,16 +263,13 @@ def _hanging(facts: _Facts) -> Judgement | None:
     return Judgement(Health.STOPPED, text, "Find it with `kafka-transactions.sh find-hanging`, and abort it.")
 
 
-def _missed_at(runs: Runs) -> datetime | None:
-    """From when on a run is missed. `None` while one is running, and if the interval between runs is unknown."""
+def _missed(runs: Runs, now: datetime, since: datetime | None = None) -> str | None:
+    """A sentence about a run that has been missed (later than ``since``); `None` if none has."""
     if runs.began_at is None or runs.longest_pause is None or runs.running_since is not None:
         return None
-    return runs.began_at + MISSED * runs.longest_pause
-
-
-def _since_last_run(now: datetime, runs: Runs) -> str:
-    assert runs.began_at is not None
-    assert runs.longest_pause is not None
+    missed_at = runs.began_at + MISSED * runs.longest_pause
+    if now <= missed_at or (since is not None and missed_at <= since):
+        return None
     pause = about(runs.longest_pause.total_seconds())
     return f"No run has started for {about((now - runs.began_at).total_seconds())}; recent runs started at most {pause} apart."
 
@@ -323,9 +319,8 @@ def _unknown(facts: _Facts) -> Judgement | None:
     sample = "Take one: `tidemark lag`."
     if runs.state == "FAILED" and runs.running_since is None and runs.began_at is not None and lag.sampled_at < runs.began_at:
         return Judgement(Health.UNKNOWN, f"Attempt {runs.attempt_id} failed, and there is no sample since.", sample)
-    if (missed_at := _missed_at(runs)) is not None and lag.now > missed_at > lag.sampled_at:
-        return Judgement(Health.UNKNOWN, f"{_since_last_run(lag.now, runs)} There is no sample since.", sample)
-    return None
+    missed = _missed(runs, lag.now, lag.sampled_at)
+    return Judgement(Health.UNKNOWN, f"{missed} There is no sample since.", sample) if missed else None
 
 
 def _paused(facts: _Facts) -> Judgement | None:
@@ -408,7 +403,3 @@ _OTHER_RULES: Sequence[Rule] = (
     _unvalidated,
     _unsampled,
 )
-
-
-def _was(number: int) -> str:
-    return "was" if number == 1 else "were"
