@@ -45,5 +45,5 @@ def _refresh_sessions(cur: Cursor) -> None:
 def held_by_writer(cur: Cursor, group_id: int, topic_id: int, partition: int) -> bool:
     """Whether a commit of a consumer or a drain holds this position. Ignores rewinds and sessions that are not Tidemark's."""
     _refresh_sessions(cur)
-    cur.execute(SQL["writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition})
+    cur.execute(SQL["writers"], {"group_id": group_id, "topic_id": topic_id, "partition": partition, "end": False})
     return cur.fetchone() is not None

@@ -12,8 +12,8 @@ SELECT DISTINCT pid, application_name, usename, date_trunc('second', xact_start)
  ORDER BY pid;
 
 -- name: writers
--- Committing sessions that have written a position in a transaction that is still open. Locks nothing.
-SELECT pid
+-- Committing sessions that have written a position in a transaction that is still open; with ``end``, ends them. Locks nothing.
+SELECT CASE WHEN %(end)s THEN pg_terminate_backend(pid) END
   FROM tidemark.partition_offset part
   JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted
   JOIN pg_stat_activity USING (pid)

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg2.errors
@@ -14,6 +14,7 @@ import psycopg2.errors
 from tidemark.db import data_error, rows, scalar, single_row, statements
 from tidemark.errors import BadInput, Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
 from tidemark.kafka.cluster import NO_ID
+from tidemark.offsets import locks
 from tidemark.records.outcome import RecordCounts
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tidemark.db import Cursor
 
 SQL = statements("tidemark.offsets", "store.sql")
-
-ABANDONED_AFTER = timedelta(hours=24)
 
 LostReason = Literal["retention", "topic re-created", "topic deleted", "reset to latest"]
 
@@ -262,7 +261,7 @@ def end_writers(cur: Cursor, group_id: int, topic_id: int, partition: TopicParti
     Raises `SessionNotEnded` if the role is not allowed to.
     """
     try:
-        cur.execute(SQL["end_writers"], _row(group_id, topic_id, partition.partition))
+        cur.execute(locks.SQL["writers"], _row(group_id, topic_id, partition.partition, end=True))
     except psycopg2.errors.InsufficientPrivilege as error:
         raise SessionNotEnded(partition=partition, message=data_error(error).message) from None
     return len(cur.fetchall())
@@ -452,8 +451,8 @@ def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, An
 
 
 def end_abandoned(cur: Cursor) -> list[int]:
-    """Ends attempts that started longer ago than `ABANDONED_AFTER` and whose driver is gone; returns their ids."""
-    cur.execute(SQL["end_abandoned"], {"after": ABANDONED_AFTER})
+    """Ends attempts that started longer than a day ago and whose driver is gone; returns their ids."""
+    cur.execute(SQL["end_abandoned"])
     return [attempt_id for (attempt_id,) in cur.fetchall()]
 
 

@@ -65,15 +65,6 @@ SELECT generation FROM tidemark.consumer_group WHERE group_id = %(group_id)s;
 SELECT topic_id, partition, owner_epoch, next_offset, owner FROM tidemark.partition_offset
  WHERE group_id = %(group_id)s AND topic_id = ANY (%(topic_ids)s::smallint[]) ORDER BY topic_id, partition;
 
--- name: end_writers
--- Ends the database session of an open commit that has moved a partition. Locks nothing.
-SELECT pg_terminate_backend(pid)
-  FROM tidemark.partition_offset part
-  JOIN pg_locks held ON held.locktype = 'transactionid' AND held.transactionid = part.xmax AND held.granted
-  JOIN pg_stat_activity USING (pid)
- WHERE part.group_id = %(group_id)s AND part.topic_id = %(topic_id)s AND part.partition = %(partition)s
-   AND pid <> pg_backend_pid() AND application_name LIKE 'tidemark/%%';
-
 -- name: instance_id_of
 -- The instance id of an attempt's Airflow task; no row returned for an attempt that was started manually.
 SELECT dag_id || '/' || task_id || '/' || map_index FROM tidemark.attempt WHERE attempt_id = %(attempt_id)s AND dag_id IS NOT NULL;
@@ -260,7 +251,7 @@ UPDATE tidemark.attempt SET state = %(state)s, error = %(error)s, ended_at = clo
 UPDATE tidemark.attempt
    SET state = 'FAILED', ended_at = clock_timestamp(),
        error = jsonb_build_object('kind', 'unavailable', 'type', 'DriverGone', 'text', 'The driver ended without reporting a result.')
- WHERE state = 'RUNNING' AND started_at < clock_timestamp() - %(after)s
+ WHERE state = 'RUNNING' AND started_at < clock_timestamp() - interval '24 hours'
    AND NOT EXISTS (SELECT FROM pg_stat_activity
                     WHERE datname = current_database() AND application_name = 'tidemark driver ' || attempt_id)
 RETURNING attempt_id;
