@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidemark.db import rows, session, statements, transaction
 from tidemark.offsets.store import require_group
 from tidemark.quality.merged_ranges import by_name, merge_ranges
-from tidemark.quality.validation import loaded_by
+from tidemark.quality.validation import counts_of, loaded_by
 from tidemark.quality.verdict import Verdict
 from tidemark.records.outcome import RecordCounts
 
@@ -44,16 +44,14 @@ def unannounced(connection_url: DatabaseUrl, group: str, verdicts: Collection[Ve
         group_id = require_group(cursor, group)
         cursor.execute(SQL["unannounced"], {"group_id": group_id, "verdicts": [verdict.value for verdict in verdicts], "again": again})
         validations = rows(cursor)
-        key = {"validation_ids": [int(row["validation_id"]) for row in validations]}
-        cursor.execute(SQL["batches"], key)
+        validation_ids = [int(row["validation_id"]) for row in validations]
+        cursor.execute(SQL["batches"], {"validation_ids": validation_ids})
         batches = rows(cursor)
         drained = [batch["batch_id"] for batch in batches if batch["drained"]]
         slices = [batch for batch in batches if not batch["drained"]] + (loaded_by(cursor, group_id, drained) if drained else [])
         ranges = merge_ranges((part["topic"], part["partition"], part["start_offset"], part["end_offset"]) for part in slices)
-        cursor.execute(SQL["counts"], key)
-        (counts,) = rows(cursor)
     worst = max((Verdict(row["verdict"]) for row in validations), key=[*Verdict].index, default=Verdict.PASSED)
-    return Announcement(group, key["validation_ids"], worst, by_name(ranges), RecordCounts(**counts))
+    return Announcement(group, validation_ids, worst, by_name(ranges), counts_of(batches))
 
 
 def announced(connection_url: DatabaseUrl, validation_ids: Collection[int]) -> None:

@@ -9,16 +9,9 @@ SELECT validation_id, verdict FROM tidemark.validation
 
 -- name: batches
 -- The batches that have these verdicts. Locks nothing.
-SELECT batch_id, drained, topic.name AS topic, partition, start_offset, end_offset
+SELECT batch_id, drained, topic.name AS topic, partition, start_offset, end_offset,
+       loaded, skipped, retried, failed, unaccounted, sink_rows, deleted
   FROM tidemark.batch JOIN tidemark.topic USING (topic_id) WHERE validation_id = ANY (%(validation_ids)s::bigint[]);
-
--- name: counts
--- Sums over the batches that have these verdicts. Locks nothing.
-SELECT coalesce(sum(loaded), 0)::bigint AS loaded, coalesce(sum(skipped), 0)::bigint AS skipped,
-       coalesce(sum(retried), 0)::bigint AS retried, coalesce(sum(failed), 0)::bigint AS failed,
-       coalesce(sum(unaccounted), 0)::bigint AS unaccounted, coalesce(sum(sink_rows), 0)::bigint AS sink_rows,
-       coalesce(sum(deleted), 0)::bigint AS deleted
-  FROM tidemark.batch WHERE validation_id = ANY (%(validation_ids)s::bigint[]);
 
 -- name: announced
 -- Locks these verdicts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidemark.db import rows, statements
 from tidemark.offsets.store import require_group
@@ -82,9 +82,10 @@ def check_conservation(
     violations: list[Violation] = []
     for name in names:
         cursor.execute(on_tables(SQL[name], tables), parameters)
-        violations += [_violation(row) for row in rows(cursor)]
+        violations += read_violations(cursor)
     return violations
 
 
-def _violation(row: dict[str, Any]) -> Violation:
-    return Violation(**(row | {"kind": ViolationKind(row["kind"])}))
+def read_violations(cursor: Cursor) -> list[Violation]:
+    """Reads the rows of one of the statements."""
+    return [Violation(**row | {"kind": ViolationKind(row["kind"])}) for row in rows(cursor)]

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import psycopg2.errors
 from tidemark.db import FIX_PATH, rows, scalar, session, statements, transaction, unavailable
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.offsets.store import require_group
-from tidemark.quality.conservation import Violation, ViolationKind, check_conservation
+from tidemark.quality.conservation import Violation, check_conservation, read_violations
 from tidemark.quality.expectations import Evaluated, ExpectationError, copy_loaded, evaluate, expose
 from tidemark.quality.merged_ranges import MOST_RANGES, by_name, merge_ranges
 from tidemark.quality.suite import Suite, load_suite
@@ -144,7 +144,8 @@ def _validate(
         if drained and ranges:
             with _rolled_back(cursor):
                 copy_loaded(cursor, tables)
-                violations += _loaded_violations(cursor, upsert)
+                cursor.execute(SQL["loaded_violations"], {"upsert": upsert})
+                violations += read_violations(cursor)
         for table, suite in suites.items():
             if suite is not None and ranges:
                 with _rolled_back(cursor):
@@ -154,7 +155,7 @@ def _validate(
                         expose(cursor, table, ranges)
                     evaluated = evaluate(connection, suite, ranges)
                 judged += [_renumbered(item, len(judged), table if len(tables) > 1 else None) for item in evaluated]
-    counts = _counts(batches)
+    counts = counts_of(batches)
     results = (_conservation_result(violations, len(batches), counts), *(item.result for item in judged))
     topics = {part["topic_id"]: part["topic"] for part in slices}
     verdict = ValidationReport(
@@ -230,11 +231,6 @@ def loaded_by(cursor: Cursor, group_id: int, batch_ids: Sequence[int]) -> list[d
     return rows(cursor)
 
 
-def _loaded_violations(cursor: Cursor, upsert: bool) -> list[Violation]:
-    cursor.execute(SQL["loaded_violations"], {"upsert": upsert})
-    return [Violation(**(row | {"kind": ViolationKind(row["kind"])})) for row in rows(cursor)]
-
-
 def _require_sink(cursor: Cursor, table: str) -> None:
     columns = {column.name for column in read_columns(cursor, table)}
     if not columns:
@@ -244,7 +240,8 @@ def _require_sink(cursor: Cursor, table: str) -> None:
         raise BadInput(what=f"sink table {table}", found=f"it lacks {', '.join(missing)}", fix="Compare it with: tidemark sink ddl NAME")
 
 
-def _counts(batches: Sequence[dict[str, Any]]) -> RecordCounts:
+def counts_of(batches: Sequence[dict[str, Any]]) -> RecordCounts:
+    """Returns the sums over these rows of the ledger."""
     return RecordCounts(**{count.name: sum(int(batch[count.name]) for batch in batches) for count in fields(RecordCounts)})
 
 
@@ -254,11 +251,7 @@ def _conservation_result(violations: Sequence[Violation], batches: int, counts: 
         text = f"{CONSERVATION}: {violations[0]}{more}"
     else:
         text = f"{CONSERVATION}: every record of {counted(batches, 'batch', 'batches')} is accounted for"
-    first_violations = [
-        {"kind": item.kind, "topic": item.topic, "partition": item.partition, "start": item.start, "end": item.end,
-         "expected": item.expected, "found": item.found}
-        for item in violations[:MAX_VIOLATIONS]
-    ]  # fmt: skip
+    first_violations = [asdict(item) for item in violations[:MAX_VIOLATIONS]]
     detail = {"batches": batches, "deleted": counts.deleted, "violations": len(violations), "first_violations": first_violations}
     return ExpectationResult(0, CONSERVATION, Severity.CRITICAL, not violations, text, None, detail)
 
