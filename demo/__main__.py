@@ -190,7 +190,7 @@ def produce(servers: str) -> Expected:
             "log_level": 3,  # hides warnings while the broker is still starting
         }
     )
-    times = (source.time_hour.map(_millis)).tolist()
+    times = source.time_hour.map(lambda text: int(datetime.fromisoformat(text).timestamp() * 1000)).tolist()
     for number, (row, when) in enumerate(zip(_records(source), times, strict=True)):
         value = json.dumps(row).encode()
         if _is_truncated(number):
@@ -454,10 +454,6 @@ def _is_truncated(number: int) -> bool:
     return number % TRUNCATE_EVERY == TRUNCATE_EVERY // 2
 
 
-def _millis(text: str) -> int:
-    return int(datetime.fromisoformat(text).timestamp() * 1000)
-
-
 def _row(url: str, query: str, *parameters: object) -> tuple[Any, ...]:
     """The only row of a query's result."""
     with session(url) as connection, transaction(connection) as cur:
@@ -466,19 +462,13 @@ def _row(url: str, query: str, *parameters: object) -> tuple[Any, ...]:
     return tuple(row)
 
 
-class step:
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
     """Prints a heading, then how long the block took."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
-        console.print(f"[bold]{self._what}[/bold]")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            console.print(f"  [dim]{time.monotonic() - self._began:.1f} s[/dim]")
+    began = time.monotonic()
+    console.print(f"[bold]{what}[/bold]")
+    yield
+    console.print(f"  [dim]{time.monotonic() - began:.1f} s[/dim]")
 
 
 def _next_steps() -> None:
