@@ -23,6 +23,7 @@ from tests.support.kafka_topics import Topics
 from tests.support.needs import Needs
 from tests.support.pooler import Pooler, pooler
 from tests.support.readers import READERS, reading_with
+from tests.support.roles import Roles, made_roles
 from tests.support.sampling import ALL, examples, left_out
 from tests.support.scenario import Scenario, tidy_imports
 from tests.support.shared import ONE_SPARK, SHARED, TESTS, costs, scope, shard, stop_unless_needed_by
@@ -169,6 +170,13 @@ def database_url(stack: LocalStack, template: str, url_of: Callable[[str], str])
     with admin.cursor() as cur:
         cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
     admin.close()
+
+
+@pytest.fixture
+def roles(stack: LocalStack) -> Iterator[Roles]:
+    """Roles with profiles, and a migrated database of one of them."""
+    with made_roles(stack) as roles:
+        yield roles
 
 
 @pytest.fixture(scope="session")

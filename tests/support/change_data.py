@@ -16,6 +16,7 @@ import psycopg2
 from confluent_kafka.admin import AdminClient
 
 from tests.support.connect_worker import Worker
+from tests.support.fetching import plain
 from tests.support.kafka_topics import delete_topics
 from tests.support.waiting import until
 from tidemark.jvm.jars import Recipe, jars_of
@@ -115,7 +116,7 @@ class ChangeSource:
         with self._connection as connection, connection.cursor() as cur:
             cur.execute(f"SELECT * FROM {table}")
             names = [column.name for column in cur.description or ()]
-            read = [dict(zip(names, map(_plain, row), strict=True)) for row in cur]
+            read = [dict(zip(names, map(plain, row), strict=True)) for row in cur]
         return {row["id"]: row for row in read}
 
     def create(self, columns: str, *, identity: str = "DEFAULT", table: str | None = None) -> str:
@@ -180,10 +181,6 @@ class ChangeSource:
             "topic.creation.default.partitions": str(partitions),
             "poll.interval.ms": "50",  # 500 by default
         }
-
-
-def _plain(value: Any) -> Any:
-    return bytes(value) if isinstance(value, memoryview) else value
 
 
 def plugins(folder: Path, *configurations: str) -> Path:

@@ -1,4 +1,4 @@
-"""Fetches what a statement returns, if it returns rows."""
+"""Fetches what a statement returns, if it returns rows, as values that tests compare."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ def fetched(cur: Any) -> list[Any]:
     description is empty."""
     rows: list[Any] = [] if cur.description is None else cur.fetchall()
     return rows
+
+
+def plain(value: Any) -> Any:
+    """The value, as bytes if it is a bytea."""
+    return bytes(value) if isinstance(value, memoryview) else value

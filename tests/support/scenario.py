@@ -22,7 +22,7 @@ import psycopg2
 import pytest
 import yaml
 
-from tests.support.fetching import fetched
+from tests.support.fetching import fetched, plain
 from tests.support.kafka_topics import Topics
 from tests.support.waiting import until
 from tidemark import project
@@ -37,7 +37,7 @@ from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets.store import TaskIdentity
 from tidemark.quality import check_conservation
-from tidemark.records.ranges import Slice
+from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.sink.commit import Receipt
 from tidemark.sink.table import Layout
 from tidemark.sink.target import Target
@@ -298,12 +298,12 @@ class Scenario:
     def rows(self, columns: str = "payload", *, where: str = "true") -> list[Any]:
         """The sink's rows in the order of their lineage; bare values if there is only one column."""
         order = "kafka_topic_id, kafka_partition, kafka_offset, kafka_seq"
-        found = [tuple(map(_plain, row)) for row in self.sql(f"SELECT {columns} FROM {self.table} WHERE {where} ORDER BY {order}")]
+        found = [tuple(map(plain, row)) for row in self.sql(f"SELECT {columns} FROM {self.table} WHERE {where} ORDER BY {order}")]
         return [row[0] for row in found] if found and len(found[0]) == 1 else found
 
     def failed(self, columns: str = "record_offset, disposition, error_type, error_text") -> list[tuple[Any, ...]]:
         query = f"SELECT {columns} FROM tidemark.failed_record ORDER BY topic_id, partition, record_offset"
-        return [tuple(map(_plain, row)) for row in self.sql(query)]
+        return [tuple(map(plain, row)) for row in self.sql(query)]
 
     def counts(self) -> dict[str, int]:
         """The sums over the whole ledger, without those that are 0."""
@@ -326,6 +326,12 @@ class Scenario:
         columns = "name, partition, next_offset FROM tidemark.partition_offset JOIN tidemark.topic USING (topic_id)"
         rows = self.sql(f"SELECT {columns} WHERE topic_id IN ({newest}) ORDER BY 1, 2")
         return {(topic, partition): offset for topic, partition, offset in rows}
+
+    def mirrored(self) -> dict[tuple[str, int], int]:
+        """The positions that Kafka has stored for the group (``mirror: true``)."""
+        partitions = [TopicPartition(*key) for key in self.positions()]
+        found = Cluster(self.connections.kafka).group_offsets(self.spec.group, partitions)
+        return {(part.topic, part.partition): offset for part, offset in found.items()}
 
     def attempt(self, attempt_id: int | None = None) -> dict[str, Any]:
         """``state`` and ``error`` of an attempt, by default the last one in this process."""
@@ -406,7 +412,7 @@ class Scenario:
         for offset, timestamp, key, value, headers in failed:
             if offset in log:
                 kept = [(name, None if text is None else base64.b64decode(text)) for name, text in headers]
-                assert Stored(offset, timestamp, _plain(key), _plain(value), kept) == log[offset]
+                assert Stored(offset, timestamp, plain(key), plain(value), kept) == log[offset]
         mentioned = {offset for offset, _ in rows} | {row[0] for row in failed}
         return len(read - mentioned) - sum(skipped for _, _, skipped in ranges)
 
@@ -424,10 +430,6 @@ def tidy_imports() -> Iterator[None]:
 
 def _no_spark(function: Callable[..., Any], _given: Any) -> Any:
     raise AssertionError(f"{function} is not of the Spark form, and needs no JVM")
-
-
-def _plain(value: Any) -> Any:
-    return bytes(value) if isinstance(value, memoryview) else value
 
 
 def as_json(text: str) -> Any:

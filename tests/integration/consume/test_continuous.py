@@ -13,7 +13,6 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 from tests.support.kafka_topics import Topics
-from tests.support.mirrored import in_kafka
 from tests.support.scenario import LocalEngine, Scenario
 from tests.support.waiting import until
 
@@ -265,20 +264,20 @@ def test_mirror_follows_a_run_that_reads_on_and_a_rewind_that_it_reads_again(sce
     for number, partition in enumerate((0, 1, 0)):
         topics.produce(topic, ["a", "b"], partition=partition)
         until(lambda number=number: len(scenario.rows()) == 2 * (number + 1), f"what came {number}")  # type: ignore[misc]
-        until(lambda: in_kafka(scenario) == scenario.positions(), "the mirror")
+        until(lambda: scenario.mirrored() == scenario.positions(), "the mirror")
     go_on.clear()
     where = ("--to-offset", "1", "--topic", f"{topic}:0", "--reason", "a test of mirrors")
     assert scenario.command("rewind", "plan", scenario.name, *where).returncode == 0
     assert scenario.command("rewind", "apply", "1").returncode == 0
-    assert in_kafka(scenario) == {(topic, 0): 1, (topic, 1): 2}
+    assert scenario.mirrored() == {(topic, 0): 1, (topic, 1): 2}
     go_on.set()
     until(lambda: len(scenario.rows()) == 6, "read again")
-    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, 0): 4, (topic, 1): 2}, "the mirror after the rewind")
+    until(lambda: scenario.mirrored() == scenario.positions() == {(topic, 0): 4, (topic, 1): 2}, "the mirror after the rewind")
     assert running.alive
     new = begin()
     running.ended()
     topics.produce(topic, ["c"])
-    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, 0): 5, (topic, 1): 2}, "the mirror of the next run")
+    until(lambda: scenario.mirrored() == scenario.positions() == {(topic, 0): 5, (topic, 1): 2}, "the mirror of the next run")
     assert new.alive
 
 
@@ -323,9 +322,9 @@ def test_member_that_lost_a_partition_moves_the_mirror_back_for_a_moment_only(
     taken = [partition for (partition,) in scenario.sql(owners, before)]
     produce_two()
     until(lambda: len(scenario.rows()) == 16, "both read")
-    until(lambda: all(in_kafka(scenario).get((topic, partition)) == 4 for partition in taken), "the second member's mirror")
+    until(lambda: all(scenario.mirrored().get((topic, partition)) == 4 for partition in taken), "the second member's mirror")
     late.set()
     assert delivered.wait(60)
-    until(lambda: in_kafka(scenario) == scenario.positions() == {(topic, partition): 4 for partition in range(4)}, "the mirror", 60)
+    until(lambda: scenario.mirrored() == scenario.positions() == {(topic, partition): 4 for partition in range(4)}, "the mirror", 60)
     assert (first.alive, second.alive) == (True, True)
     scenario.check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from tests.support.kafka_topics import Topics
 from tests.support.orders import NEWER, Orders, order
 from tests.support.rewound import rewound, undone
-from tests.support.roles import Roles, made_roles
+from tests.support.roles import Roles
 from tests.support.scenario import ARROW, SPARK, Scenario, tidy_imports
 from tests.support.shell import tidemark
 from tests.support.shop import FORMS, Shop
@@ -28,7 +27,6 @@ from tidemark.consume.evolve import ColumnsRefused, TableInUse
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
-from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.records.ranges import Slice
@@ -273,12 +271,6 @@ def test_spark_transform_adds_its_column(session_here: Path, scenario: Scenario)
 
 
 # ---- roles
-
-
-@pytest.fixture
-def roles(stack: LocalStack) -> Iterator[Roles]:
-    with made_roles(stack) as roles:
-        yield roles
 
 
 def test_role_must_own_the_table(roles: Roles, project_dir: Path, topics: Topics) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from tests.support.kafka_topics import Topics
 from tests.support.rewound import rewound
-from tests.support.roles import made_roles
+from tests.support.roles import Roles
 from tests.support.scenario import Scenario, tidy_imports
 from tests.support.transforms import PICKY
 from tests.support.waiting import until
 
 from tidemark.db import session, transaction
-from tidemark.local import LocalStack
 from tidemark.local.airflow_settings import connections_env
 from tidemark.objectives import Objective, ObjectiveChanges, changes, report
 from tidemark.offsets import flow, samples, store
@@ -217,9 +216,9 @@ def test_trigger_fires_with_the_consumers_that_have_news_and_without_names_when_
 
 
 @pytest.fixture
-def lesser(stack: LocalStack, topics: Topics, project_dir: Path) -> Iterator[tuple[Watched, str, str]]:
+def lesser(roles: Roles, topics: Topics, project_dir: Path) -> Iterator[tuple[Watched, str, str]]:
     """A consumer of an owner, and the URLs of two roles: one may only read, the other may run."""
-    with made_roles(stack) as roles, tidy_imports():
+    with tidy_imports():
         reader, runner = roles.new("reader", Profile.READER), roles.new("runner", Profile.RUNNER)
         yield Watched(Scenario(project_dir, roles.url(roles.owner), topics)), roles.url(reader), roles.url(runner)
 

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer
-from tests.support.mirrored import in_kafka
 from tests.support.rewound import rewound
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
@@ -85,7 +84,7 @@ def test_kafkas_own_tool_shows_the_lag_that_tidemark_shows(consumer: Scenario) -
     }
     assert {int(row["PARTITION"]): int(row["LAG"]) for row in theirs} == {0: 6, 1: 3}
     consumer.run()
-    assert in_kafka(consumer) == consumer.positions() == {(topic, 0): 10, (topic, 1): 8}
+    assert consumer.mirrored() == consumer.positions() == {(topic, 0): 10, (topic, 1): 8}
 
 
 def test_run_is_refused_while_kafka_consumers_use_the_groups_name(consumer: Scenario) -> None:
@@ -99,7 +98,7 @@ def test_run_is_refused_while_kafka_consumers_use_the_groups_name(consumer: Scen
         consumer.set(mirror=None)
         consumer.run()
     assert sum(consumer.positions().values()) == 15
-    assert in_kafka(consumer) == {}
+    assert consumer.mirrored() == {}
 
 
 def test_member_that_comes_during_a_run_is_a_warning_and_maintain_publishes_later(
@@ -116,12 +115,12 @@ def test_member_that_comes_during_a_run_is_a_warning_and_maintain_publishes_late
         assert "positions not mirrored" in failed.stderr
         assert failed.returncode == 0
     assert sum(consumer.positions().values()) == 15
-    assert in_kafka(consumer) != consumer.positions()
+    assert consumer.mirrored() != consumer.positions()
     until(lambda: groups.members(Cluster(consumer.connections.kafka), consumer.spec.group) == [])
     assert json.loads(tidemark(consumer, "maintain", "--output", "json").stdout)["mirrored"] == {
         consumer.name: {"partitions": 2, "differed": 2}
     }
-    assert in_kafka(consumer) == consumer.positions()
+    assert consumer.mirrored() == consumer.positions()
     with session(consumer.database_url) as connection:
         assert mirror.republish(connection, Cluster(consumer.connections.kafka), consumer.spec) == Drift(2, 0)
 
@@ -137,7 +136,7 @@ def test_dag_maintain_publishes_too(consumer: Scenario, tmp_path: Path, monkeypa
 
     run = SimpleNamespace(dag_id="maintain", run_id="by hand", conf={}, triggering_user_name="ann")
     MaintainOperator(task_id="maintain").execute({"params": {"keep": "30d"}, "dag_run": run})
-    assert in_kafka(consumer) == consumer.positions() != {}
+    assert consumer.mirrored() == consumer.positions() != {}
 
 
 def test_broker_that_does_not_answer_delays_no_commit(consumer: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,14 +156,14 @@ def test_consumer_without_the_key_publishes_nothing(consumer: Scenario) -> None:
     consumer.set(mirror=None)
     consumer.run()
     assert json.loads(tidemark(consumer, "maintain", "--output", "json").stdout)["mirrored"] == {}
-    assert in_kafka(consumer) == {}
+    assert consumer.mirrored() == {}
 
 
 def test_group_is_deleted_in_kafka_too(consumer: Scenario) -> None:
     group = consumer.spec.group
     consumer.run()
     asked = [TopicPartition(*key) for key in consumer.positions()]
-    assert len(in_kafka(consumer)) == 2
+    assert len(consumer.mirrored()) == 2
     done = tidemark(consumer, "groups", "delete", group)
     assert (done.returncode, f"deleted {group} in Kafka" in done.stderr) == (0, True), done.stderr
     assert Cluster(consumer.connections.kafka).group_offsets(group, asked) == {}

@@ -12,24 +12,17 @@ import psycopg2
 import pytest
 from tests.support.documented import blocks
 from tests.support.kafka_topics import Topics
-from tests.support.roles import Roles, made_roles
+from tests.support.roles import Roles
 from tests.support.scenario import Scenario, tidy_imports
 from tests.support.shell import tidemark
 from tests.support.transforms import PICKY
 
 from tidemark.consume.run import open_attempt
 from tidemark.db import connect, session
-from tidemark.local import LocalStack
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.quality import ValidatedRun, Verdict, validate
 from tidemark.sink.fit import SinkGuardsRows
-
-
-@pytest.fixture
-def roles(stack: LocalStack) -> Iterator[Roles]:
-    with made_roles(stack) as roles:
-        yield roles
 
 
 @pytest.fixture

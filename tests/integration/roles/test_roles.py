@@ -85,12 +85,6 @@ BEFORE_PROFILES = (
 """The grants that the documentation named before there were profiles."""
 
 
-@pytest.fixture
-def roles(stack: LocalStack) -> Iterator[Roles]:
-    with made_roles(stack) as roles:
-        yield roles
-
-
 def query(roles: Roles, role: str, *statements: str) -> list[tuple[Any, ...]]:
     """Runs each statement in a separate transaction, and returns the rows of the last one."""
     with contextlib.closing(psycopg2.connect(roles.url(role))) as connection, connection.cursor() as cur:
