@@ -9,12 +9,10 @@ from typing import Any
 
 import psycopg2
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.support.ledger import DDL, TABLE, Group, never, of_all_kinds, payloads, rows
-from tests.support.sampling import examples
+from tests.support.machines import run_machine
 from tests.support.waiting import until
 
 from tidemark.offsets import store
@@ -260,6 +258,4 @@ def test_the_fence_holds_whatever_owners_do_in_whatever_order(database_url: str)
         watch.autocommit = True
         with watch.cursor() as cur:
             cur.execute(DDL)
-            cur.execute(f"ALTER DATABASE {watch.info.dbname} SET synchronous_commit = off")
-        machine = type("Machine", (Fence,), {"url": database_url, "watch": watch})
-        run_machine(machine, settings=settings(max_examples=examples(30), stateful_step_count=35, suppress_health_check=list(HealthCheck)))
+        run_machine(Fence, database_url, number=30, steps=35, url=database_url, watch=watch)

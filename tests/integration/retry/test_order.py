@@ -519,4 +519,4 @@ def test_no_record_overtakes_one_of_its_key_in_any_order_of_failures_drains_deat
     def make(service: str) -> Lab:
         return Lab(Scenario(project_dir, database_url, topics), topics, transform=service, retry={"delays": LADDERS[0], "order": "key"})
 
-    run_machine(Ordered, Scenario(project_dir, database_url, topics), number=8, steps=7, make=staticmethod(make))
+    run_machine(Ordered, database_url, number=8, steps=7, make=staticmethod(make))

@@ -149,4 +149,4 @@ def test_records_in_any_order_of_failures_drains_deaths_and_rewinds_stay_account
     def make() -> Lab:
         return Lab(Scenario(project_dir, database_url, topics), topics, retry={"delays": LADDERS[0]})
 
-    run_machine(Retries, Scenario(project_dir, database_url, topics), number=8, steps=20, make=staticmethod(make))
+    run_machine(Retries, database_url, number=8, steps=20, make=staticmethod(make))

@@ -586,13 +586,8 @@ def test_rewinds_undos_and_backfills_in_any_order_read_each_record_once(database
     topic = topics.create(2)
     for partition in (0, 1):
         topics.produce(topic, ["x"] * 100, partition=partition)
-    run_machine(
-        Backfills,
-        Consumer(project_dir, database_url, topics),
-        number=8,
-        steps=12,
-        make=staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic)),
-    )
+    make = staticmethod(lambda: FillLab(Consumer(project_dir, database_url, topics), topic))
+    run_machine(Backfills, database_url, number=8, steps=12, make=make)
 
 
 # ---- the command

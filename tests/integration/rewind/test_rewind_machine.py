@@ -347,5 +347,4 @@ def test_rewinds_and_undos_in_any_order_keep_everything_in_its_place(
     def make() -> Lab:
         return Lab(Consumer(project_dir, database_url, topics), topic, key=("city",) if upsert else ())
 
-    scenario = Consumer(project_dir, database_url, topics)
-    run_machine(Rewinds, scenario, number=10, steps=14, make=staticmethod(make), upsert=upsert)
+    run_machine(Rewinds, database_url, number=10, steps=14, make=staticmethod(make), upsert=upsert)
