@@ -32,13 +32,9 @@ def changes(cur: Cursor, spec: ConsumerSpec) -> ObjectiveChanges:
 def report(cur: Cursor, spec: ConsumerSpec) -> ObjectiveChanges:
     """Stores and returns `changes`: the caller commits, and must then report them. Of two sessions, only one gets a change."""
     due = changes(cur, spec)
-    if not due:
-        return due
-    cur.execute(SQL["now"], {"group": spec.group})
-    group_id = cur.fetchall()[0][0]
 
     def is_stored(statement: str, objective: Objective, **values: str) -> bool:
-        cur.execute(SQL[statement], {"group_id": group_id, "objective": objective.value, **values})
+        cur.execute(SQL[statement], {"group": spec.group, "objective": objective.value, **values})
         return cur.fetchone() is not None
 
     missed = {objective: text for objective, text in due.missed.items() if is_stored("miss", objective, missed=text)}

@@ -23,9 +23,11 @@ SELECT objective FROM tidemark.objective WHERE group_id = %(group_id)s;
 
 -- name: miss
 -- Stores a missed objective. Locks its row. No row returned: another session has reported it.
-INSERT INTO tidemark.objective (group_id, objective, missed) VALUES (%(group_id)s, %(objective)s, %(missed)s)
+INSERT INTO tidemark.objective (group_id, objective, missed)
+SELECT group_id, %(objective)s, %(missed)s FROM tidemark.consumer_group WHERE name = %(group)s
 ON CONFLICT DO NOTHING RETURNING objective;
 
 -- name: meet
 -- Deletes an objective that is met again. Locks its row. No row returned: another session has reported it.
-DELETE FROM tidemark.objective WHERE group_id = %(group_id)s AND objective = %(objective)s RETURNING objective;
+DELETE FROM tidemark.objective
+ WHERE group_id = (SELECT group_id FROM tidemark.consumer_group WHERE name = %(group)s) AND objective = %(objective)s RETURNING objective;
