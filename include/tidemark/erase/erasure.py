@@ -246,7 +246,7 @@ def read(cur: Cursor, erasure_id: int) -> Erasure:
     return only(_read(cur, erasure_id, None, 1), "erasure", erasure_id, "tidemark erase list")
 
 
-def history(connection: Connection, consumer: str | None = None, *, limit: int = 100) -> list[Erasure]:
+def history(connection: Connection, consumer: str | None, *, limit: int) -> list[Erasure]:
     """Reads the erasures of a consumer, or all, newest first."""
     with transaction(connection) as cur:
         return _read(cur, None, consumer, limit)

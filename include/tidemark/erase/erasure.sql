@@ -25,11 +25,10 @@ SELECT %(topic_id)s::smallint, %(partition)s, record_offset FROM unnest(%(offset
 -- name: add_failed
 -- Failed records of a key, before or after an edit, in the ledger and removed from it.
 INSERT INTO pg_temp.tidemark_person
-SELECT topic_id, partition, record_offset FROM tidemark.failed_record record
- WHERE group_id = %(group_id)s AND (key = %(key)s OR EXISTS (SELECT FROM tidemark.failed_record_edit edit
-                                                              WHERE edit.failed_record_id = record.failed_record_id AND edit.key = %(key)s))
- UNION
-SELECT topic_id, partition, record_offset FROM tidemark.rewound_failed_record record
+SELECT topic_id, partition, record_offset
+  FROM (SELECT group_id, failed_record_id, topic_id, partition, record_offset, key FROM tidemark.failed_record
+         UNION ALL
+        SELECT group_id, failed_record_id, topic_id, partition, record_offset, key FROM tidemark.rewound_failed_record) record
  WHERE group_id = %(group_id)s AND (key = %(key)s OR EXISTS (SELECT FROM tidemark.failed_record_edit edit
                                                               WHERE edit.failed_record_id = record.failed_record_id AND edit.key = %(key)s))
 EXCEPT SELECT topic_id, partition, record_offset FROM pg_temp.tidemark_person;
