@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,14 +195,11 @@ class Story:
 
     def run(self) -> None:
         """Like `do`, for a run in this process."""
-        urls = [self.roles.url(one[Profile.RUNNER]) for one in (self.without, self.only)]
-        for url in urls:
-            self.consumer.database_url = url
-            self.consumer.connections = type(self.consumer.connections)(url, self.consumer.connections.kafka, "local[2]")
-            if url is urls[0]:
-                with pytest.raises(RoleLacks, match="profile runner"):
-                    self.consumer.run()
-        self.consumer.run()
+        for roles, outcome in ((self.without, pytest.raises(RoleLacks, match="profile runner")), (self.only, contextlib.nullcontext())):
+            self.consumer.database_url = self.roles.url(roles[Profile.RUNNER])
+            self.consumer.connections = replace(self.consumer.connections, database_url=self.consumer.database_url)
+            with outcome:
+                self.consumer.run()
 
 
 @pytest.fixture
