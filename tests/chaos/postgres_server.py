@@ -64,11 +64,11 @@ class PostgresServer:
         """Stops the whole server to which the session ``pid`` belongs, in immediate mode."""
         self._stack.stop_postgres_immediately()
 
-    def limit_files(self, pid: int, size: int) -> None:
-        """Limits the process, unless it has ended, to files of at most ``size`` bytes, as an exhausted disk quota does."""
+    def limit_files(self, pid: int) -> None:
+        """Lets the process, unless it has ended, write to no file, as an exhausted disk quota does."""
         account = server_account()  # a process may limit those of its own user; root would need a capability for others
         switch = account.switch() if account else {}
-        done = subprocess.run(["prlimit", "--pid", str(pid), f"--fsize={size}"], check=False, cwd="/", **switch)
+        done = subprocess.run(["prlimit", "--pid", str(pid), "--fsize=0"], check=False, cwd="/", **switch)
         assert done.returncode == 0 or not psutil.pid_exists(pid), done
 
     def up(self) -> None:

@@ -33,7 +33,7 @@ def test_quota_that_is_used_up_at_any_step_fails_the_run_as_unavailable(trial, s
     for step in Step:
         with chaos.held_here(step, rounds=ROUNDS) as held:
             for pid in server.backends(COMMIT_SESSIONS):  # there are none before ⑦
-                server.limit_files(pid, 0)
+                server.limit_files(pid)
             held.point.release()
             error = held.run.exception(180)
             server.up()
@@ -113,7 +113,7 @@ def _filled(folder: Path) -> Full:
 def _limited(server: PostgresServer) -> Full:
     @contextlib.contextmanager
     def full(pid: int) -> Iterator[None]:
-        server.limit_files(pid, 0)
+        server.limit_files(pid)
         yield
 
     return full

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from tests.support.fetching import fetched
-from tests.support.waiting import until
 from tidemark.db import Connection, Cursor, session, transaction
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
@@ -162,16 +161,12 @@ class Group:
         with self.watch.cursor() as cur:
             assert check_conservation(cur, self.name, [TABLE]) == []
 
-    def sessions(self, attempt: int | None = None) -> list[tuple[int, str, str | None]]:
+    def sessions(self) -> list[tuple[int, str, str | None]]:
         """The sessions that commit for this group: pid, state, and type of the event that they wait for."""
         return self.sql(
             "SELECT pid, state, wait_event_type FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s",
-            f"tidemark/{self.group_id}/{attempt or '%'}",
+            f"tidemark/{self.group_id}/%",
         )
-
-    def wait_for_lock(self, count: int = 1) -> None:
-        """Waits until ``count`` of the group's sessions wait for a lock."""
-        until(lambda: sum(kind == "Lock" for _, _, kind in self.sessions()) == count)
 
 
 def slice_of(claim: Claim, end: int) -> Slice:

@@ -93,7 +93,7 @@ class Group:
         for member in self.members:
             member.poll()
 
-    def settle(self, *, within_s: float = 180) -> None:
+    def settle(self) -> None:
         """Polls until the group is stable with these members, and all have taken over their assignments."""
 
         def settled() -> bool:
@@ -106,7 +106,7 @@ class Group:
                 and all(member.settled and member.generation == found.generation for member in self.members)
             )
 
-        until(settled, "the group settled", within_s)
+        until(settled, "the group settled", within_s=180)
 
     def describe(self) -> GroupDescription | None:
         with session(self.url) as connection:

@@ -74,7 +74,7 @@ def expose(cursor: Cursor, table: str, ranges: Mapping[Partition, list[Range]]) 
     Changes planner settings for this transaction: rows this new are not in the statistics, so the planner would expect almost none and use
     nested loops. JIT compilation costs more than it saves in queries this short.
     """
-    cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges, 'sink')}")  # noqa: S608 - numbers and quoted names
+    cursor.execute(f"CREATE TEMPORARY VIEW {RUN_ROWS} AS SELECT sink.* FROM {quoted_table(table)} sink WHERE {predicate(ranges)}")  # noqa: S608 - numbers and quoted names
     _set_read_only(cursor)
 
 

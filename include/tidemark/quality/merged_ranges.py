@@ -41,14 +41,14 @@ def covers(ranges: Mapping[Partition, list[Range]], topic_id: int, partition: in
     return any(start <= offset < end for start, end in ranges.get((topic_id, partition), ()))
 
 
-def predicate(ranges: Mapping[Partition, list[Range]], alias: str) -> str:
-    """Returns the SQL condition that a sink's row lies in the ranges. Costs one scan of the lineage index per range.
+def predicate(ranges: Mapping[Partition, list[Range]]) -> str:
+    """Returns the SQL condition that a row of ``sink`` lies in the ranges. Costs one scan of the lineage index per range.
 
     ``ranges`` must not be empty. The text contains only numbers, so it is safe in any statement.
     """
     return " OR ".join(
-        f"({alias}.kafka_topic_id = {int(topic_id)} AND {alias}.kafka_partition = {int(partition)}"
-        f" AND {alias}.kafka_offset >= {int(start)} AND {alias}.kafka_offset < {int(end)})"
+        f"(sink.kafka_topic_id = {int(topic_id)} AND sink.kafka_partition = {int(partition)}"
+        f" AND sink.kafka_offset >= {int(start)} AND sink.kafka_offset < {int(end)})"
         for (topic_id, partition), spans in ranges.items()
         for start, end in spans
     )

@@ -470,7 +470,7 @@ def test_the_rows_of_a_run_are_found_through_the_lineage_index(departures: Scena
     departures.batch("old", 0, 200_000)
     departures.batch("run", 200_000, 200_500)
     departures.sql(f"ANALYZE {TABLE}")
-    condition = predicate(merge_ranges([(departures.topic_id, 0, 200_000, 200_500), (departures.topic_id, 3, 0, 10)]), "sink")
+    condition = predicate(merge_ranges([(departures.topic_id, 0, 200_000, 200_500), (departures.topic_id, 3, 0, 10)]))
     plan = "\n".join(line for (line,) in departures.sql(f"EXPLAIN SELECT * FROM {TABLE} sink WHERE {condition}"))
     assert "departures_kafka_topic_id_kafka_partition_kafka_offset_kafk_key" in plan
     assert "Seq Scan" not in plan

@@ -184,7 +184,7 @@ def test_a_zombie_that_waits_for_the_row_while_a_newer_owner_claims_is_fenced(gr
     with contextlib.closing(psycopg2.connect(group.url)) as newer, newer.cursor() as cur:
         store.claim(cur, group.group_id, group.topic_id, old.partition, store.Owner(store.next_generation(cur), "newer"))
         with in_thread(lambda: group.commit(old, never(), attempt=attempt)) as zombie:
-            group.wait_for_lock()
+            until(lambda: any(kind == "Lock" for *_, kind in group.sessions()))
             newer.commit()
             with pytest.raises(OffsetFenced):
                 zombie.result(180)

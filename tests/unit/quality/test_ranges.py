@@ -31,6 +31,6 @@ def test_merged_ranges_hold_exactly_the_offsets_of_the_slices(parts: list[tuple[
 
 def test_the_condition_names_every_range_once() -> None:
     """The condition is an OR of index ranges."""
-    text = predicate(merge_ranges([(1, 0, 0, 10), (1, 0, 20, 30), (1, 3, 5, 6)]), "sink")
+    text = predicate(merge_ranges([(1, 0, 0, 10), (1, 0, 20, 30), (1, 3, 5, 6)]))
     assert text.count(" OR ") == 2
     assert "(sink.kafka_topic_id = 1 AND sink.kafka_partition = 3 AND sink.kafka_offset >= 5 AND sink.kafka_offset < 6)" in text
