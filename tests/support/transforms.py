@@ -22,11 +22,11 @@ PICKY = """
 
 
     def transform(record: Record) -> Row:
-        if record.value == b"bad":
+        if (record.value or b"").startswith(b"bad"):
             raise Fail("it is bad")
         return {"payload": record.value}
 """
-"""Fails the records whose value is ``bad``."""
+"""Fails the records whose value begins with ``bad``."""
 
 JUDGES = {
     "function": """

@@ -34,6 +34,7 @@ from tests.support.kafka_topics import Topics
 from tests.support.planted import Trap
 from tests.support.roles import Roles, made_roles
 from tests.support.scenario import Scenario, tidy_imports
+from tests.support.transforms import PICKY
 from typer.testing import CliRunner
 
 from tidemark import events, migrations, project
@@ -54,21 +55,6 @@ from tidemark.sink.staging import make_staging
 from tidemark.sink.table import Column, Layout
 from tidemark.sink.target import Target
 
-FAILS = """
-    from typing import TypedDict
-
-    from tidemark.transform import Fail, Record
-
-
-    class Row(TypedDict):
-        payload: bytes | None
-
-
-    def transform(record: Record) -> Row:
-        if record.value.startswith(b"bad"):
-            raise Fail("it is bad")
-        return {"payload": record.value}
-"""
 PAGE = (project.root() / "docs" / "security.md").read_text(encoding="utf-8")
 WHY = ("--reason", "a test of the roles")
 BEFORE_PROFILES = (
@@ -147,7 +133,7 @@ class Story:
         self.name, self.table = self.consumer.name, self.consumer.table
         self.topic = topic = topics.create()
         topics.produce(topic, ["a", "bad 1", "bad 2", "bad 3", "b"])
-        self.consumer.write(FAILS, topics=topic, retry={"delays": ["1h"]}).make_sink()
+        self.consumer.write(PICKY, topics=topic, retry={"delays": ["1h"]}).make_sink()
         self.only = {profile: roles.new(f"only_{profile}", profile) for profile in Profile}
         self.without = {
             profile: roles.new(f"no_{profile}", *(one for one in Profile if one not in (profile, Profile.READER))) for profile in Profile
