@@ -73,10 +73,11 @@ def problems(log: Log, seen: Snapshot, before: Snapshot | None = None) -> list[s
 
 
 class Reader:
-    """Takes snapshots in a thread, one after another, until it is closed. While Postgres is down, it waits and tries again."""
+    """Takes snapshots in a thread, one after another, until it is closed. While Postgres is down, it waits and tries again. With
+    ``rewinds``, checks each snapshot separately: a rewind moves positions back and removes ledger rows."""
 
-    def __init__(self, url: str, table: str, topic: str, log: Log, *, pause_s: float = PAUSE_S) -> None:
-        self._url, self._table, self._topic, self._log, self._pause_s = url, table, topic, log, pause_s
+    def __init__(self, url: str, table: str, topic: str, log: Log, *, pause_s: float = PAUSE_S, rewinds: bool = False) -> None:
+        self._url, self._table, self._topic, self._log, self._pause_s, self._rewinds = url, table, topic, log, pause_s, rewinds
         self.snapshots = 0
         self.outages = 0
         self._problems: list[str] = []
@@ -131,7 +132,7 @@ class Reader:
 
     def _note(self, seen: Snapshot) -> None:
         with self._changed:
-            self._problems += problems(self._log, seen, self._last)
+            self._problems += problems(self._log, seen, None if self._rewinds else self._last)
             self._last = seen
             self.snapshots += 1
             self._changed.notify_all()

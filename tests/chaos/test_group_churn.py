@@ -20,15 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.trial import Trial, failure
+from tests.chaos.trial import Trial, failure, instance
 from tests.support.attempts import Attempt, all_gone
 from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
-from tidemark.db import session
 from tidemark.driver.launch import DriverDied, Progress
-from tidemark.group.coordinator import Coordinator
-from tidemark.group.requests import Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
 
@@ -198,21 +195,15 @@ class Churn:
         return True
 
     def remove(self) -> None:
-        """Sends LeaveGroup as an operator does. The removed member has lost its partitions, and joins again as a new member."""
+        """The removed member has lost its partitions, and joins again as a new member."""
         seat = self.victim()
         before = self.members()[instance(seat)]
-        with session(self.trial.scenario.database_url) as connection:
-            told = Coordinator(connection, self.trial.scenario.spec.group).leave([Leaving("", instance(seat), "removed by an operator")])
+        self.trial.remove(seat)
         self.say(f"removed {seat}")
-        assert told == [None]
         self.wait_for(seat, lambda: self.members().get(instance(seat), before) != before, "it has joined again", BUSY_S)
 
     def say(self, what: str) -> None:
         self.said.append(f"{time.monotonic() - self._began:5.1f} s: {what}")
-
-
-def instance(seat: int) -> str:
-    return f"consume__chaos/consume/{seat}"
 
 
 @pytest.fixture

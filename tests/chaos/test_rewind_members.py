@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.chaos.reader import Reader, Snapshot, problems
-from tests.chaos.trial import Trial
+from tests.chaos.trial import Trial, instance
 from tests.support.attempts import Attempt
 from tests.support.by_hand import ByHand
 from tests.support.ledger import in_thread
 from tests.support.points import Mark
 from tests.support.waiting import until
 
-from tidemark.db import session
-from tidemark.group.coordinator import Coordinator
-from tidemark.group.requests import Leaving
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind import apply as applying
 from tidemark.rewind.apply import Applied
@@ -36,17 +32,6 @@ SESSION_MS = 20_000
 START_S, GO_ON_S = 180, 180
 """Limits for two drivers to start on two cores, and for a member to commit again after a rewind."""
 SHORT_MS = 300
-
-
-class Watcher(Reader):
-    """Checks each snapshot separately, because a rewind moves positions back and removes ledger rows."""
-
-    def _note(self, seen: Snapshot) -> None:
-        with self._changed:
-            self._problems += problems(self._log, seen)
-            self._last = seen
-            self.snapshots += 1
-            self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +109,7 @@ def members(trial: Callable[..., Trial]) -> Members:
     made = trial(PARTITIONS)
     made.share(SESSION_MS, slice_offsets=SLICE)
     made.scenario.set(run="continuous")
-    made.watch(Watcher, pause_s=0.1)
+    made.watch(pause_s=0.1, rewinds=True)
     return Members(made)
 
 
@@ -171,12 +156,10 @@ def test_members_that_are_rewound_while_they_read_go_on_without_a_rebalance_and_
         assert members.membership() == before
 
         monkeypatch.setattr(applying, "GRACE_MS", SHORT_MS)
-        first, second = (f"consume__chaos/consume/{seat}" for seat in range(2))
+        first, second = instance(0), instance(1)
         asleep = members.attempts[0].suspend()
         try:
-            with session(members.trial.scenario.database_url) as connection:
-                leaving = Leaving("", second, "removed by an operator")
-                assert Coordinator(connection, members.trial.scenario.spec.group).leave([leaving]) == [None]
+            members.trial.remove(1)
             until(lambda: members.membership().members.get(second, before.members[second]) != before.members[second], "it has joined again")
             done = members.rewind(members.starts(1))
             assert done.plan.groups[0].group_state == members.state() == "PreparingRebalance"

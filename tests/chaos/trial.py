@@ -19,8 +19,11 @@ from tests.support.scenario import Scenario
 from tests.support.waiting import until
 
 from tidemark.connections import Connections
+from tidemark.db import session
 from tidemark.driver.launch import Progress
 from tidemark.errors import TidemarkError
+from tidemark.group.coordinator import Coordinator
+from tidemark.group.requests import Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
 
@@ -69,10 +72,10 @@ class Trial:
         conf = {**FAST_JVM, "spark.driver.memory": "512m", "spark.ui.enabled": "false"}
         self.scenario.connections = replace(self.scenario.connections, kafka=kafka, spark_master="local[1]", spark_conf=conf)
 
-    def watch(self, reader: type[Reader] = Reader, *, pause_s: float) -> None:
+    def watch(self, *, pause_s: float, rewinds: bool = False) -> None:
         """Replaces the reader by another, which looks less often."""
         self.reader.close()
-        self.reader = reader(self.scenario.database_url, self.scenario.table, self.feed.topic, self.feed, pause_s=pause_s)
+        self.reader = Reader(self.scenario.database_url, self.scenario.table, self.feed.topic, self.feed, pause_s=pause_s, rewinds=rewinds)
 
     # ---- attempts
 
@@ -85,6 +88,12 @@ class Trial:
         """Starts the next try, with a separate driver and Spark. If there are several members, it is the try of ``member``."""
         self._attempts.append(Attempt(self.scenario.spec, self.scenario.connections, self.scenario.folder, self._task(member)))
         return self._attempts[-1]
+
+    def remove(self, member: int) -> None:
+        """Sends LeaveGroup as an operator does."""
+        with session(self.scenario.database_url) as connection:
+            leaving = Leaving("", instance(member), "removed by an operator")
+            assert Coordinator(connection, self.scenario.spec.group).leave([leaving]) == [None]
 
     @contextlib.contextmanager
     def running_here(self) -> Iterator[Future[Progress]]:
@@ -180,6 +189,11 @@ class Trial:
         for attempt in self._attempts:
             attempt.end()
         self.reader.close()
+
+
+def instance(member: int) -> str:
+    """The instance id of a member of a trial."""
+    return f"consume__chaos/consume/{member}"
 
 
 def committed_before(step: Step) -> bool:
