@@ -19,6 +19,7 @@ from hypothesis import Phase, settings
 
 from tests.support import one_kafka, other_servers
 from tests.support.costs import Costs
+from tests.support.fetching import execute
 from tests.support.kafka_topics import Topics
 from tests.support.needs import Needs
 from tests.support.pooler import Pooler, pooler
@@ -128,12 +129,8 @@ def in_memory() -> str | None:
 def without_fsync(stack: LocalStack) -> None:
     """Makes commits ten times as fast, and databases cloned from the template three times. These tests kill processes, not the machine, so
     the kernel keeps what Postgres has written. The servers of the chaos tests keep the settings that a user has."""
-    with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cur:
-            for setting in ("fsync", "full_page_writes", "wal_init_zero", "wal_recycle"):
-                cur.execute(f"ALTER SYSTEM SET {setting} = off")
-            cur.execute("SELECT pg_reload_conf()")
+    changes = [f"ALTER SYSTEM SET {name} = off" for name in ("fsync", "full_page_writes", "wal_init_zero", "wal_recycle")]
+    execute(stack.env()["TIDEMARK_DATABASE_URL"], *changes, "SELECT pg_reload_conf()")
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ import uuid
 from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
-import psycopg2
-
 from tests.support.documented import grants
+from tests.support.fetching import execute
 from tidemark import migrations
 from tidemark.local import LocalStack
 from tidemark.local.postgres import DATABASE
@@ -52,10 +51,10 @@ class Roles:
         return _url(self._stack, self.database, role)
 
     def own(self, *statements: str) -> None:
-        self.admin(*statements, database=self.database)
+        execute(self._stack.postgres.url(self.database), *statements)
 
-    def admin(self, *statements: str, database: str = DATABASE) -> None:
-        _admin(self._stack, *statements, database=database)
+    def admin(self, *statements: str) -> None:
+        execute(self._stack.postgres.url(DATABASE), *statements)
 
     def drop(self) -> None:
         self.admin(f"DROP DATABASE {self.database} WITH (FORCE)", *(f'DROP ROLE IF EXISTS "{role}"' for role in self.all))
@@ -66,18 +65,10 @@ def _url(stack: LocalStack, database: str, role: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{role}:{role}@{parts.hostname}:{parts.port}"))
 
 
-def _admin(stack: LocalStack, *statements: str, database: str = DATABASE) -> None:
-    with contextlib.closing(psycopg2.connect(stack.postgres.url(database))) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cur:
-            for statement in statements:
-                cur.execute(statement)
-
-
 @functools.cache
 def _owner(stack: LocalStack) -> str:
     role = f"owner_{uuid.uuid4().hex[:10]}"
-    _admin(stack, f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    execute(stack.postgres.url(DATABASE), f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
     return role
 
 
@@ -86,7 +77,7 @@ def _template(stack: LocalStack) -> str:
     """A database that the owner has migrated."""
     owner = _owner(stack)
     template = f"template_{owner}"
-    _admin(stack, f"CREATE DATABASE {template} OWNER {owner}")
+    execute(stack.postgres.url(DATABASE), f"CREATE DATABASE {template} OWNER {owner}")
     migrations.migrate(_url(stack, template, owner))
     return template
 

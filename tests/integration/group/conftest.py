@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 
-import psycopg2
 import pytest
 from tests.integration.group.players import Scene, scene_on
+from tests.support.fetching import execute
 from tests.support.members import Group
 
 from tidemark.local import LocalStack
@@ -18,11 +17,8 @@ from tidemark.local import LocalStack
 def groups_url(stack: LocalStack, template: str, url_of: Callable[[str], str]) -> str:
     """A migrated database that the tests share. Each test has a separate group in it."""
     name = f"groups_{uuid.uuid4().hex[:12]}"
-    with contextlib.closing(psycopg2.connect(stack.env()["TIDEMARK_DATABASE_URL"])) as admin:
-        admin.autocommit = True
-        with admin.cursor() as cur:
-            cur.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-            cur.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    create = f"CREATE DATABASE {name} TEMPLATE {template}"
+    execute(stack.env()["TIDEMARK_DATABASE_URL"], create, f"ALTER DATABASE {name} SET synchronous_commit = off")
     return url_of(name)
 
 

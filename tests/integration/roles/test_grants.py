@@ -53,8 +53,7 @@ def test_a_role_with_the_documented_grants_runs_validates_and_looks_up_offsets(c
 
 def test_a_role_to_which_row_level_security_applies_is_refused_by_check_and_run_alike(consumer: Scenario, roles: Roles) -> None:
     """Postgres has no COPY into such a table, so not even the good rows could load."""
-    with contextlib.closing(psycopg2.connect(roles.url(roles.owner))) as connection, connection, connection.cursor() as cur:
-        cur.execute(f"ALTER TABLE {consumer.table} ENABLE ROW LEVEL SECURITY; CREATE POLICY all_rows ON {consumer.table} USING (true)")
+    roles.own(f"ALTER TABLE {consumer.table} ENABLE ROW LEVEL SECURITY; CREATE POLICY all_rows ON {consumer.table} USING (true)")
     checked = tidemark(consumer, "consumers", "check", consumer.name)
     assert checked.returncode == 1
     with pytest.raises(SinkGuardsRows) as refused:

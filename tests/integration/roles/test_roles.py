@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, TopicPartition
 from psycopg2.errors import InsufficientPrivilege
 from tests.support import json_output
 from tests.support.documented import blocks, grants
-from tests.support.fetching import fetched
+from tests.support.fetching import execute
 from tests.support.forms import REDRIVEN, REWOUND
 from tests.support.kafka_topics import Topics
 from tests.support.planted import Trap
@@ -73,12 +73,7 @@ BEFORE_PROFILES = (
 
 
 def query(roles: Roles, role: str, *statements: str) -> list[tuple[Any, ...]]:
-    """Runs each statement in a separate transaction, and returns the rows of the last one."""
-    with contextlib.closing(psycopg2.connect(roles.url(role))) as connection, connection.cursor() as cur:
-        for statement in statements:
-            with connection:
-                cur.execute(statement)
-        return fetched(cur)
+    return execute(roles.url(role), *statements)
 
 
 def refuse(roles: Roles, role: str, *statements: str, match: str | None = None) -> None:

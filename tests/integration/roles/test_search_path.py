@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+from tests.support.fetching import execute
 from tests.support.ledger import DDL, Group, all_loaded
 from tests.support.scenario import Scenario
 
@@ -41,9 +42,7 @@ def plant(url: str, where: str) -> None:
 
 
 def called(url: str, where: str) -> set[str]:
-    with contextlib.closing(psycopg2.connect(url)) as connection, connection.cursor() as cur:
-        cur.execute(f"SELECT DISTINCT what FROM {where}.called")
-        return {what for (what,) in cur.fetchall()}
+    return {what for (what,) in execute(url, f"SELECT DISTINCT what FROM {where}.called")}
 
 
 @pytest.fixture
@@ -51,15 +50,10 @@ def empty_database(stack: LocalStack) -> Iterator[str]:
     """A database whose schema ``tidemark`` is empty, and a role with default privileges in it, which two migrations act on."""
     name, role = f"test_{uuid.uuid4().hex[:12]}", f"role_{uuid.uuid4().hex[:12]}"
     url = stack.create_database(name)
-    with contextlib.closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cur:
-        cur.execute(f"CREATE ROLE {role}; CREATE SCHEMA tidemark; GRANT USAGE ON SCHEMA tidemark TO {role}")
-        cur.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {role}")
+    defaults = f"ALTER DEFAULT PRIVILEGES IN SCHEMA tidemark GRANT SELECT, INSERT, UPDATE ON TABLES TO {role}"
+    execute(url, f"CREATE ROLE {role}; CREATE SCHEMA tidemark; GRANT USAGE ON SCHEMA tidemark TO {role}", defaults)
     yield url
-    with contextlib.closing(psycopg2.connect(stack.postgres.url())) as admin:
-        admin.autocommit = True
-        with admin.cursor() as cur:
-            cur.execute(f"DROP DATABASE {name} WITH (FORCE)")
-            cur.execute(f"DROP ROLE {role}")
+    execute(stack.postgres.url(), f"DROP DATABASE {name} WITH (FORCE)", f"DROP ROLE {role}")
 
 
 def test_migrations_do_not_call_functions_planted_in_the_schema(empty_database: str) -> None:
