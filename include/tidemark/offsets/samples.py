@@ -127,7 +127,12 @@ def store(
     new_samples = advanced(cur, group_id, observations, new_window=new_window)
     topic_ids = sorted({topic_id for topic_id, _ in observations})
     at = max(each.at for each in observations.values())
-    execute_values(cur, SQL["write"], [_row(group_id, key, sample) for key, sample in sorted(new_samples.items())], page_size=1000)
+    new_rows = [_row(group_id, key, sample) for key, sample in sorted(new_samples.items())]
+    if new_rows:
+        names = list(new_rows[0])
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names[3:])
+        statement = SQL["write"].format(columns=", ".join(names), changes=changes)
+        execute_values(cur, statement, [tuple(row.values()) for row in new_rows], page_size=1000)
     cur.execute(SQL["forget"], {"group_id": group_id, "gone": list(gone), "at": at})
     cur.execute(SQL["note_history"], {"group_id": group_id, "topic_ids": topic_ids})
     cur.execute(SQL["forget_sums"], {"group_id": group_id})
@@ -161,24 +166,24 @@ def topic_names(cur: Cursor, topic_ids: Iterable[int]) -> dict[int, str]:
 
 
 _OBSERVED = [field.name for field in fields(Observation) if field.name != "at"]
+_MARKED = [field.name for field in fields(Mark)]
 
 
 def _sample(row: Mapping[str, object]) -> Sample:
     observation = Observation(at=row["sampled_at"], **{name: row[name] for name in _OBSERVED})  # type: ignore[arg-type]
     base, mid = (
-        Mark(*(row[f"{which}_{name}"] for name in ("at", "lag", "next_at", "produced", "consumed")))  # type: ignore[arg-type]
+        Mark(*(row[f"{which}_{name}"] for name in _MARKED))  # type: ignore[arg-type]
         for which in ("base", "mid")
     )
     trend = row["trend"] and Trend(row["trend"])  # type: ignore[arg-type]
     return Sample(observation, row["produced"], row["consumed"], base, mid, trend, row["open_since"])  # type: ignore[arg-type]
 
 
-def _row(group_id: int, key: Key, sample: Sample) -> tuple[object, ...]:
+def _row(group_id: int, key: Key, sample: Sample) -> dict[str, object]:
+    """The columns of a sample, those of the primary key first."""
     now = sample.observation
-    return (
-        *(group_id, *key, now.at, now.position, now.log_start, now.log_end, now.high_watermark, now.truncated, now.lag),
-        *(now.next_at, now.retention, sample.losing_from, now.committed_at, now.applied_no, now.replay_until),
-        *(sample.produced, sample.consumed, sample.trend),
-        *(value for mark in (sample.base, sample.mid) for value in (mark.at, mark.lag, mark.next_at, mark.produced, mark.consumed)),
-        sample.open_since,
-    )
+    key_columns = {"group_id": group_id, "topic_id": key[0], "partition": key[1]}
+    observed = {"sampled_at": now.at, "lag": now.lag, **{name: getattr(now, name) for name in _OBSERVED}}
+    compared = {name: getattr(sample, name) for name in ("losing_from", "produced", "consumed", "trend", "open_since")}
+    marks = {f"{which}_{name}": getattr(getattr(sample, which), name) for which in ("base", "mid") for name in _MARKED}
+    return {**key_columns, **observed, **compared, **marks}

@@ -27,10 +27,7 @@ SELECT topic.name, pos.partition, pos.topic_id, rewind_id, old_offset
 
 -- name: last_samples
 -- The last sample of each partition of a group. Locks nothing.
-SELECT topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, next_at, retention, committed_at, applied_no,
-       replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-       mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since
-  FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
+SELECT * FROM tidemark.lag_partition WHERE group_id = %(group_id)s;
 
 -- name: moves
 -- How far rewinds and resets have moved each partition since its last sample; forward is positive. A swap moves none. Locks nothing.
@@ -68,20 +65,8 @@ DELETE FROM tidemark.lag_partition last
 
 -- name: write
 -- Stores the last sample of each partition, unless a later one is stored. Locks its row.
-INSERT INTO tidemark.lag_partition AS last
-       (group_id, topic_id, partition, sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from,
-        committed_at, applied_no, replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since)
-VALUES %s
-ON CONFLICT (group_id, topic_id, partition) DO UPDATE
-   SET (sampled_at, position, log_start, log_end, high_watermark, truncated, lag, next_at, retention, losing_from, committed_at, applied_no,
-        replay_until, produced, consumed, trend, base_at, base_lag, base_next_at, base_produced, base_consumed,
-        mid_at, mid_lag, mid_next_at, mid_produced, mid_consumed, open_since)
-     = (excluded.sampled_at, excluded.position, excluded.log_start, excluded.log_end, excluded.high_watermark, excluded.truncated,
-        excluded.lag, excluded.next_at, excluded.retention, excluded.losing_from, excluded.committed_at, excluded.applied_no,
-        excluded.replay_until, excluded.produced, excluded.consumed, excluded.trend,
-        excluded.base_at, excluded.base_lag, excluded.base_next_at, excluded.base_produced, excluded.base_consumed,
-        excluded.mid_at, excluded.mid_lag, excluded.mid_next_at, excluded.mid_produced, excluded.mid_consumed, excluded.open_since)
+INSERT INTO tidemark.lag_partition AS last ({columns}) VALUES %s
+ON CONFLICT (group_id, topic_id, partition) DO UPDATE SET {changes}
  WHERE excluded.sampled_at > last.sampled_at;
 
 -- name: note_history
