@@ -13,7 +13,7 @@ from tidemark.cli.lag import age_of, try_sample
 from tidemark.cli.servers import connected, kafka_cluster
 from tidemark.db import transaction
 from tidemark.offsets import store
-from tidemark.offsets.ends import PartitionEnd, lags, truncations
+from tidemark.offsets.ends import PartitionEnd, current, lags, truncations
 from tidemark.offsets.lag import Lag
 from tidemark.offsets.lag import group as lag_of
 from tidemark.offsets.samples import Replay, replays
@@ -37,8 +37,9 @@ def offsets(name: Name, output: Output = OutputFormat.TABLE) -> None:
     topics = cluster.topics(cluster.subscribed(spec))
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
     logs = cluster.logs(partition for topic in topics for partition in topic.all() if spec.fixed.covers(partition))
-    truncated = truncations(positions, uuids, logs, cluster.truncated)
-    rows = lags(positions, uuids, logs, truncated)
+    held = current(positions, uuids, logs)
+    truncated = truncations(held, logs, cluster.truncated)
+    rows = lags(held, logs, truncated)
     if output is OutputFormat.JSON:
         lag_records = None if any(row.lag_records is None for row in rows) else sum(row.lag_records or 0 for row in rows)
         partitions = [dataclasses.asdict(row) | {"replaying_until": _until(replaying, row)} | _sampled(sampled_lags, row) for row in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,14 +34,22 @@ Truncated = Callable[[Mapping[TopicPartition, tuple[int, int]]], dict[TopicParti
 """The signature of `tidemark.kafka.truncation.truncated`."""
 
 
+def current(positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log]) -> dict[TopicPartition, Position]:
+    """Returns the positions in these logs. ``uuids`` are by topic: positions in an earlier incarnation do not count."""
+    return {
+        position.partition: position
+        for position in positions
+        if uuids.get(position.partition.topic) == position.kafka_uuid and position.partition in logs
+    }
+
+
 def truncations(
-    positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log], look_up: Truncated
+    held: Mapping[TopicPartition, Position], logs: Mapping[TopicPartition, Log], look_up: Truncated
 ) -> dict[TopicPartition, LogTruncated]:
-    """Returns positions that are no longer in their log, with the error that a run would raise. Read ``logs`` after the positions.
+    """Returns the `current` positions that are no longer in their log, with the error that a run would raise. Read ``logs`` after them.
 
     ``look_up`` is called for positions whose log has elected a new leader since.
     """
-    held = _held(positions, uuids, logs)
     in_doubt = {
         partition: (position.position, position.leader_epoch)
         for partition, position in held.items()
@@ -61,22 +69,17 @@ def truncations(
 
 
 def lags(
-    positions: Iterable[Position],
-    uuids: Mapping[str, str],
-    logs: Mapping[TopicPartition, Log],
-    truncated: Iterable[TopicPartition],
+    held: Mapping[TopicPartition, Position], logs: Mapping[TopicPartition, Log], truncated: Collection[TopicPartition]
 ) -> list[PartitionEnd]:
-    """Returns the lag of each current partition, in order. ``uuids`` are by topic: positions in an earlier incarnation do not count.
+    """Returns the lag of each partition, in order, with its `current` position.
 
     Offsets that retention removed do not count as lag: if the position is before the log start, lag counts from the log start.
     """
-    held = _held(positions, uuids, logs)
-    truncated_partitions = set(truncated)
     result = []
     for partition, log in sorted(logs.items()):
         position = held.get(partition)
         offset = None if position is None else position.position
-        lag_records = None if offset is None or partition in truncated_partitions else max(0, log.end - max(offset, log.start))
+        lag_records = None if offset is None or partition in truncated else max(0, log.end - max(offset, log.start))
         result.append(
             PartitionEnd(
                 partition.topic,
@@ -88,15 +91,7 @@ def lags(
                 None if position is None else position.owner,
                 None if position is None else position.epoch,
                 None if position is None else position.committed_at,
-                partition in truncated_partitions,
+                partition in truncated,
             )
         )
     return result
-
-
-def _held(positions: Iterable[Position], uuids: Mapping[str, str], logs: Mapping[TopicPartition, Log]) -> dict[TopicPartition, Position]:
-    return {
-        position.partition: position
-        for position in positions
-        if uuids.get(position.partition.topic) == position.kafka_uuid and position.partition in logs
-    }

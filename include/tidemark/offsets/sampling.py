@@ -18,7 +18,7 @@ from tidemark.errors import TidemarkError
 from tidemark.kafka.cluster import Cluster, SettingUnknown, Topic
 from tidemark.kafka.failures import NotAllowed
 from tidemark.offsets import samples, store
-from tidemark.offsets.ends import truncations
+from tidemark.offsets.ends import current, truncations
 from tidemark.offsets.samples import Key
 from tidemark.offsets.store import Position
 from tidemark.offsets.window import Observation, Sample
@@ -94,13 +94,13 @@ def sample(
     logs = cluster.logs(partitions)
     highs = cluster.high_watermarks(partitions)
     uuids = {topic.name: topic.kafka_uuid for topic in topics}
-    truncated = truncations(positions, uuids, logs, cluster.truncated)
-    current = {each.partition: each for each in positions if uuids.get(each.partition.topic) == each.kafka_uuid}
-    times = _times(cluster, {part: (ids[part.topic], part.partition) for part in logs}, current, logs, before)
+    held = current(positions, uuids, logs)
+    truncated = truncations(held, logs, cluster.truncated)
+    times = _times(cluster, {part: (ids[part.topic], part.partition) for part in logs}, held, logs, before)
     retentions = _retentions(cluster, topics)
     observations: dict[Key, Observation] = {}
     for part, part_log in logs.items():
-        position, key = current.get(part), (ids[part.topic], part.partition)
+        position, key = held.get(part), (ids[part.topic], part.partition)
         observations[key] = Observation(
             at=at,
             position=None if position is None else position.position,
@@ -135,9 +135,7 @@ def _times(
     before: Mapping[Key, Sample],
 ) -> dict[TopicPartition, datetime]:
     """Returns the timestamp of each partition's first unread record. Asks Kafka only where the position has moved since the last sample."""
-    first = {
-        part: max(each.position, logs[part].start) for part, each in positions.items() if part in logs and each.position < logs[part].end
-    }
+    first = {part: max(each.position, logs[part].start) for part, each in positions.items() if each.position < logs[part].end}
     unchanged, moved = {}, {}
     for part, offset in first.items():
         last = before[keys[part]].observation if keys[part] in before else None
