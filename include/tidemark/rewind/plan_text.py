@@ -62,7 +62,7 @@ def markdown(plan: Plan) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Returns the plan as plain values; `tidemark.rewind.scenarios.offsets_file` reads its new offsets."""
+    """Returns the plan as plain values."""
     return summary_as_json(plan) | groups_as_json(plan.groups)
 
 

@@ -101,7 +101,7 @@ def test_run_names_its_phases_and_says_what_stays_when_it_is_interrupted(
         terminal.shows(f"{gated.name}: {phase}")
     (tmp_path / "first").touch()
     terminal.shows(f"{gated.name}: committing")
-    assert terminal.interrupt() == 130
+    assert terminal.interrupt() == 130, terminal.seen
     assert "The driver of attempt 1 was killed. Its commits stay; the next run continues from there." in " ".join(terminal.seen.split())
     assert [gated.attempt(1)["state"], *map(bytes, gated.rows())] == ["FAILED", b"first"]
     (tmp_path / "second").touch()
@@ -113,5 +113,5 @@ def test_other_commands_say_it_in_general(gated: Scenario, opened: Callable[...,
     """Here while the command waits for the transform."""
     terminal = opened(gated, "try", gated.name)
     until((tmp_path / "reached").exists, what="the transform is called")
-    assert terminal.interrupt() == 130
+    assert terminal.interrupt() == 130, terminal.seen
     assert terminal.seen.rstrip().endswith("Interrupted. What was committed stays.")

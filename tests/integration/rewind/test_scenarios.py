@@ -7,7 +7,6 @@ not clamped.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -45,7 +44,6 @@ from tidemark.rewind.plan_model import (
     ToValidated,
 )
 from tidemark.rewind.scenarios import scenario as words
-from tidemark.rewind.scenarios.offsets_file import offsets_for_groups, parse_offsets
 from tidemark.sink.table import SinkMissing
 from tidemark.spec.scope import Scope
 
@@ -145,14 +143,11 @@ def test_by_duration_counts_from_the_databases_clock(timed: Lab) -> None:
 
 
 def test_plan_that_was_exported_is_a_file_to_go_back_to(read: Lab) -> None:
-    """testResetOffsetsExportImportPlanSingleGroupArg, with Kafka's CSV and with a plan's JSON."""
+    """testResetOffsetsExportImportPlanSingleGroupArg."""
     csv = f"{read.topic},0,30\n{read.topic},2,11\n"
     made = words.parse("from-file", contents=csv, groups=[read.spec.group])
-    planned = read.plan(made)
-    assert offsets(planned) == {0: (50, 30), 2: (20, 11)}
-    again = FromFile(offsets_for_groups(parse_offsets(json.dumps(plan_text.as_json(planned))), [read.spec.group]))
-    assert offsets(read.plan(again)) == offsets(planned)
-    assert all_applied(read, again) == [30, 50, 11]
+    assert offsets(read.plan(made)) == {0: (50, 30), 2: (20, 11)}
+    assert all_applied(read, made) == [30, 50, 11]
     known = {TopicPartition(read.topic, 0): 15, TopicPartition(read.topic, 1): 16}
     with pytest.raises(PlanRefused, match=f"partitions that the group does not read: b3a/7, {read.topic}/7"):
         read.plan(FromFile({**known, TopicPartition(read.topic, 7): 15, TopicPartition("b3a", 7): 15}))

@@ -16,7 +16,6 @@ from rich.console import Console
 from tidemark.records.ranges import TopicPartition
 from tidemark.rewind.plan_model import GroupPlan, PartitionPlan, Plan, RewindState, ToDatetime, Undo
 from tidemark.rewind.plan_text import MARKDOWN_ROWS, NOTED, as_json, markdown, table
-from tidemark.rewind.scenarios.offsets_file import parse_offsets
 from tidemark.text.wording import about, escaped
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
@@ -124,8 +123,7 @@ def test_what_is_not_known_is_said():
     assert "nothing left to read afterwards" in printed(replace(PLAN, groups=(replace(group, lag=0),)))
 
 
-def test_json_has_everything_and_is_a_file_of_offsets():
-    """The JSON may be kept, edited, and used with from-file."""
+def test_json_has_everything():
     told = json.loads(json.dumps(as_json(PLAN)))
     assert (told["rewind_id"], told["state"]) == (7, "PLANNED")
     assert told["scenario"] == {"scenario": "to-datetime", "moment": "2026-03-29T12:00:00Z"}
@@ -135,7 +133,6 @@ def test_json_has_everything_and_is_a_file_of_offsets():
     moved = {"topic": "weather", "partition": 0, "old": 700, "new": 650, "replay": 50, "skip": 0}
     stored = {"sink_rows": 45, "failed_records": 0, "superseded_from": 600, "lost": [600, 650]}
     assert group["partitions"][3] == {**moved, **stored, "backfill_left": None, "rows_back": 0, "failed_back": 0}
-    assert parse_offsets(json.dumps(told)) == {"departures-group": {one.partition: one.new for one in GROUP.partitions}}
 
 
 def test_an_undo_says_what_comes_back_and_what_goes():

@@ -1,25 +1,19 @@
-"""Reads offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes, or Tidemark's own JSON.
+"""Reads offsets from a file: the CSV that ``kafka-consumer-groups --export`` writes.
 
     flights,0,1200                 one group: topic, partition, offset
     "departures","flights",0,1200  several groups: the group first
 
-    [{"topic": "flights", "partition": 0, "offset": 1200}]         with "group" if there are several
-    {"groups": [{"group": "departures", "partitions": [...]}]}     the output of ``tidemark rewind plan --output json``: its new offsets
-
-All problems of a file are reported at once, each with its place and what to write instead.
+All problems of a file are reported at once, each with its line and what to write instead.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
@@ -35,12 +29,8 @@ _NUMBER = re.compile(r"\d{1,19}", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _COLUMNS = {3: ("topic", "partition", "offset"), 4: ("group", "topic", "partition", "offset")}
 _LINE_FIX = "write topic,partition,offset, or group,topic,partition,offset"
-_ENTRY_FIX = 'write {"topic": "flights", "partition": 0, "offset": 1200}'
-_SHAPE_FIX = 'write a list of {"topic": "flights", "partition": 0, "offset": 1200}, or what `tidemark rewind plan --output json` prints'
 
 Offsets = Mapping[TopicPartition, int]
-At = int | str
-"""A line of CSV, or the path of a JSON value: ``groups[0].partitions[3]``."""
 
 
 class OffsetsFileInvalid(Refused):
@@ -76,10 +66,7 @@ def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, O
         raise _too_large(path)
     text = text.removeprefix("\ufeff")
     parsed = _ParsedFile(path, text.splitlines())
-    if text.lstrip()[:1] in ("[", "{"):
-        _read_json(text, parsed)
-    else:
-        _read_csv(text, parsed)
+    _read_csv(text, parsed)
     if not parsed.offsets and not parsed.problems:
         parsed.problem(1, "the file has no offsets", _LINE_FIX)
     if parsed.problems:
@@ -120,30 +107,26 @@ class _ParsedFile:
     lines: list[str]
     offsets: dict[str | None, dict[TopicPartition, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    _at: dict[tuple[str | None, TopicPartition], At] = field(default_factory=dict)
+    _line_of: dict[tuple[str | None, TopicPartition], int] = field(default_factory=dict)
 
-    def problem(self, at: At, message: str, fix: str, wrong: str = "") -> None:
+    def problem(self, line: int, message: str, fix: str, wrong: str = "") -> None:
         """Adds a problem. Marks ``wrong`` in the line, or the whole line if it does not contain that."""
-        if isinstance(at, str):
-            self.problems.append(Problem(self.path, 1, 1, 0, "", f"{at}: {message}" if at else message, fix, ""))
-            return
         is_shown = len(self.problems) < SHOWN  # do not search a long line for problems that are not shown
-        text = masked(self.lines[at - 1]) if is_shown and 0 < at <= len(self.lines) else ""
+        text = masked(self.lines[line - 1]) if is_shown and 0 < line <= len(self.lines) else ""
         column = max(0, text.find(wrong))
         length = len(wrong) if wrong and wrong in text else len(text.strip())
         column = column if wrong in text and wrong else len(text) - len(text.lstrip())
-        self.problems.append(Problem(self.path, at, column + 1, length, "", message, fix, text))
+        self.problems.append(Problem(self.path, line, column + 1, length, "", message, fix, text))
 
-    def add(self, at: At, group: str | None, topic: str, partition: int, offset: int) -> None:
+    def add(self, line: int, group: str | None, topic: str, partition: int, offset: int) -> None:
         if self.offsets and (group is None) != (next(iter(self.offsets)) is None):
-            self.problem(at, "some entries name a group and others do not", "name it in all entries or in none")
+            self.problem(line, "some entries name a group and others do not", "name it in all entries or in none")
             return
         topic_partition = TopicPartition(topic, partition)
-        first = self._at.setdefault((group, topic_partition), at)
-        if first != at:
+        first_line = self._line_of.setdefault((group, topic_partition), line)
+        if first_line != line:
             of_group = f" of group {group}" if group else ""
-            also = f"line {first}" if isinstance(first, int) else first
-            self.problem(at, f"{topic_partition}{of_group} appears twice: {also} has it too", "remove one of them")
+            self.problem(line, f"{topic_partition}{of_group} appears twice: line {first_line} has it too", "remove one of them")
             return
         self.offsets.setdefault(group, {})[topic_partition] = offset
 
@@ -166,85 +149,22 @@ def _csv_line(cells: list[str], line: int, parsed: _ParsedFile) -> None:
     row = dict(zip(_COLUMNS[len(cells)], cells, strict=True))
     good = [_good_name(parsed, line, "group", row["group"])] if "group" in row else []
     good.append(_good_name(parsed, line, "topic", row["topic"]))
-    numbers = [_number(parsed, line, name, row[name], most) for name, most in (("partition", INTEGER), ("offset", BIGINT))]
-    partition, offset = numbers
+    partition = _number(parsed, line, "partition", row["partition"], INTEGER)
+    offset = _number(parsed, line, "offset", row["offset"], BIGINT)
     if all(good) and partition is not None and offset is not None:
         parsed.add(line, row.get("group"), row["topic"], partition, offset)
 
 
-def _good_name(parsed: _ParsedFile, at: At, what: str, name: Any) -> bool:
-    if isinstance(name, str) and (_TOPIC.fullmatch(name) if what == "topic" else name):
+def _good_name(parsed: _ParsedFile, line: int, what: str, name: str) -> bool:
+    if _TOPIC.fullmatch(name) if what == "topic" else name:
         return True
     fix = 'letters, digits, ".", "_" and "-", as in Kafka' if what == "topic" else "the group's name"
-    parsed.problem(at, f"the {what} is {_shown_value(name)}", f"write {fix}", name if isinstance(name, str) else "")
+    parsed.problem(line, f"the {what} is {quoted(name)}", f"write {fix}", name)
     return False
 
 
-def _number(parsed: _ParsedFile, at: At, what: str, value: Any, most: int) -> int | None:
-    if isinstance(value, str) and _NUMBER.fullmatch(value) and int(value) <= most:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
-        return value
-    parsed.problem(at, f"the {what} is {_shown_value(value)}", f"write a whole number from 0 to {most}", str(value))
+def _number(parsed: _ParsedFile, line: int, what: str, text: str, most: int) -> int | None:
+    if _NUMBER.fullmatch(text) and int(text) <= most:
+        return int(text)
+    parsed.problem(line, f"the {what} is {quoted(text)}", f"write a whole number from 0 to {most}", text)
     return None
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "missing"
-    return quoted(value) if isinstance(value, str) else quoted(json.dumps(value, default=str))[1:-1]
-
-
-# ---- JSON
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        ((duplicate, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {quoted(duplicate)} appears twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _read_json(text: str, parsed: _ParsedFile) -> None:
-    try:
-        data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        parsed.problem(error.lineno, f"is not JSON ({error.msg})", _SHAPE_FIX)
-        return
-    except (ValueError, RecursionError) as error:
-        parsed.problem("", f"is not JSON ({error})", _SHAPE_FIX)
-        return
-    if isinstance(data, list):
-        for number, entry in enumerate(data):
-            _entry(entry, parsed, f"[{number}]", group=None)
-        return
-    groups = data.get("groups")
-    if not isinstance(groups, list):
-        parsed.problem("", 'is an object without "groups"', _SHAPE_FIX)
-        return
-    for number, group in enumerate(groups):
-        at = f"groups[{number}]"
-        partitions = group.get("partitions") if isinstance(group, dict) else None
-        if not isinstance(partitions, list):
-            parsed.problem(at, 'a group has no "partitions"', _SHAPE_FIX)
-        elif _good_name(parsed, at, "group", group.get("group")):
-            for index, entry in enumerate(partitions):
-                _entry(entry, parsed, f"{at}.partitions[{index}]", group=group["group"])
-
-
-def _entry(entry: Any, parsed: _ParsedFile, at: str, *, group: str | None) -> None:
-    """Reads one partition. Its offset is ``offset``, or ``new`` in a plan's JSON; other keys are ignored."""
-    if not isinstance(entry, dict):
-        parsed.problem(at, f"{_shown_value(entry)} is not a partition", _ENTRY_FIX)
-        return
-    owner = entry.get("group") if group is None and "group" in entry else group
-    good = [_good_name(parsed, at, "group", owner)] if owner is not None or "group" in entry else []
-    good.append(_good_name(parsed, at, "topic", entry.get("topic")))
-    offset = _number(parsed, at, "offset", entry.get("offset", entry.get("new")), BIGINT)
-    partition = _number(parsed, at, "partition", entry.get("partition"), INTEGER)
-    if all(good) and partition is not None and offset is not None:
-        parsed.add(at, owner, entry["topic"], partition, offset)
