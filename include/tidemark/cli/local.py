@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,15 +24,11 @@ app = typer.Typer(no_args_is_help=True)
 airflow_app = typer.Typer(help="A local Airflow on the stack: four processes, metadata in the stack's Postgres.", no_args_is_help=True)
 app.add_typer(airflow_app, name="airflow")
 
-Folder = Annotated[
-    Path | None, typer.Option(help="The folder for the stack's state.", show_default="TIDEMARK_STATE, or .tidemark in the project")
-]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default="the last one, or a free one")]
 
 
 @app.command()
 def up(
-    folder: Folder = None,
     postgres_port: Port = None,
     kafka_port: Port = None,
     registry: Annotated[
@@ -42,7 +37,7 @@ def up(
     output: Output = OutputFormat.TABLE,
 ) -> None:
     """Start Postgres and Kafka, and print their addresses. The first start downloads Kafka and creates the data."""
-    stack = _stack(folder, postgres_port, kafka_port)
+    stack = _stack(postgres_port, kafka_port)
     with stderr.status("starting the servers"):
         stack.up(print_note, registry=registry)
     if output is OutputFormat.JSON:
@@ -55,9 +50,9 @@ def up(
 
 
 @app.command()
-def down(folder: Folder = None) -> None:
+def down() -> None:
     """Stop the servers and keep their data."""
-    stack = _stack(folder)
+    stack = _stack()
     was_running = any(server.pid is not None for server in stack.status())
     with stderr.status("stopping the servers"):
         stack.down()
@@ -65,9 +60,9 @@ def down(folder: Folder = None) -> None:
 
 
 @app.command()
-def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
+def status(output: Output = OutputFormat.TABLE) -> None:
     """Show each server's state, address, version and data size."""
-    stack = _stack(folder)
+    stack = _stack()
     if output is OutputFormat.JSON:
         print_json(_servers(stack))
         return
@@ -81,9 +76,9 @@ def status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
 
 
 @app.command()
-def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+def reset(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Stop the servers and delete their data: databases, topics, password and ports."""
-    stack = _stack(folder)
+    stack = _stack()
     if not yes:
         typer.confirm(f"Delete all databases and topics of the stack in {stack.folder}?", abort=True, err=True)
     with stderr.status("deleting the stack"):
@@ -92,9 +87,9 @@ def reset(folder: Folder = None, yes: Annotated[bool, typer.Option("--yes", "-y"
 
 
 @app.command()
-def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
+def env(output: Output = OutputFormat.TABLE) -> None:
     """Print the environment variables of the stack. Use with: eval "$(tidemark local env)"."""
-    variables = _stack(folder).env()
+    variables = _stack().env()
     if output is OutputFormat.JSON:
         print_json(variables)
     else:
@@ -102,11 +97,11 @@ def env(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def psql(ctx: typer.Context, folder: Folder = None) -> None:
+def psql(ctx: typer.Context) -> None:
     """Open psql on TIDEMARK_DATABASE_URL, by default on the stack's database. Takes psql's own arguments: -c "SELECT 1"."""
     from tidemark.db import with_password
 
-    stack = _stack(folder)
+    stack = _stack()
     program = stack.postgres.programs() / "psql"
     named = os.environ.get(DATABASE_URL) or os.environ.get(FILES[DATABASE_URL])
     parts = with_password(database_url(os.environ if named else stack.env()))
@@ -118,7 +113,6 @@ def psql(ctx: typer.Context, folder: Folder = None) -> None:
 
 @airflow_app.command("up")
 def airflow_up(
-    folder: Folder = None,
     port: Port = None,
     spark_master: Annotated[str, typer.Option(help="Spark master, stored as the host of the connection tidemark_spark.")] = "local[2]",
     output: Output = OutputFormat.TABLE,
@@ -126,7 +120,7 @@ def airflow_up(
     """Start Airflow on the stack, or repair it, and print its address and login."""
     from tidemark.local.airflow import LocalAirflow
 
-    stack = _stack(folder)
+    stack = _stack()
     airflow = LocalAirflow.on(stack, stack.folder / "airflow", port=port, spark_master=spark_master)
     with stderr.status("starting Airflow"):
         airflow.up(print_note)
@@ -137,20 +131,20 @@ def airflow_up(
 
 
 @airflow_app.command("down")
-def airflow_down(folder: Folder = None) -> None:
+def airflow_down() -> None:
     """Stop Airflow and everything that it started."""
     from tidemark.local.airflow import LocalAirflow
 
     with stderr.status("stopping Airflow"):
-        LocalAirflow.at(_stack(folder).folder / "airflow").down(print_note)
+        LocalAirflow.at(_stack().folder / "airflow").down(print_note)
 
 
 @airflow_app.command("status")
-def airflow_status(folder: Folder = None, output: Output = OutputFormat.TABLE) -> None:
+def airflow_status(output: Output = OutputFormat.TABLE) -> None:
     """Show the four processes. Exits with 1 unless all are healthy."""
     from tidemark.local.airflow import LocalAirflow
 
-    status = LocalAirflow.at(_stack(folder).folder / "airflow").status()
+    status = LocalAirflow.at(_stack().folder / "airflow").status()
     if output is OutputFormat.JSON:
         print_json(status)
     else:
@@ -166,9 +160,9 @@ def _servers(stack: LocalStack) -> list[dict[str, Any]]:
     return [asdict(server) | {"log": str(server.log)} for server in stack.status()]
 
 
-def _stack(folder: Path | None, postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:
+def _stack(postgres_port: int | None = None, kafka_port: int | None = None) -> LocalStack:
     """Raises `ExtraMissing` if Tidemark is installed without the stack's packages."""
     require(["local"])
     from tidemark.local.stack import LocalStack
 
-    return LocalStack(folder, postgres_port=postgres_port, kafka_port=kafka_port)
+    return LocalStack(postgres_port=postgres_port, kafka_port=kafka_port)

@@ -92,5 +92,5 @@ def check_reachable(account: SystemUser, *paths: Path) -> None:
         raise FolderUnusable(
             folder=path,
             cause=f"Postgres cannot run as root, and its system user {account.name} may not enter {barrier} (mode {mode:04o})",
-            fix=f"Allow it with: chmod o+x {barrier}. Or use another folder (--folder, TIDEMARK_STATE), or run as an ordinary user.",
+            fix=f"Allow it with: chmod o+x {barrier}. Or use another folder (TIDEMARK_STATE), or run as an ordinary user.",
         )

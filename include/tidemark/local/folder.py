@@ -35,7 +35,7 @@ def write_private(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-_FIX = "Choose another folder with --folder or TIDEMARK_STATE."
+_FIX = "Choose another folder with TIDEMARK_STATE."
 
 
 @contextlib.contextmanager

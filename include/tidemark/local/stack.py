@@ -47,13 +47,13 @@ class LocalStack:
             report("already up" if not missing else "up")
 
     def down(self) -> None:
-        """Stops all servers and wait for their end. Does nothing if none runs."""
+        """Stops all servers and waits for their end. Does nothing if none runs."""
         if self.folder.is_dir():
             with state_folder.held(self.folder):
                 self._stop()
 
     def reset(self) -> None:
-        """Stops all servers and delete their data, ports and password. Other files in the folder stay."""
+        """Stops all servers and deletes their data, ports and password. Other files in the folder stay."""
         if not self.folder.is_dir():
             return
         with state_folder.held(self.folder):

@@ -124,9 +124,8 @@ def states(stack):
 
 def command(folder, *words, **env):
     """Runs ``tidemark local`` in a separate process. ``env`` replaces variables; None removes one."""
-    environment = {name: value for name, value in (os.environ | env).items() if value is not None}
-    words = (*COMMAND, *words, "--folder", str(folder))
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    environment = {name: value for name, value in (os.environ | {"TIDEMARK_STATE": str(folder)} | env).items() if value is not None}
+    return subprocess.run((*COMMAND, *words), env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_table_and_a_topic_outlive_a_restart_and_keep_their_addresses(stack):
@@ -239,7 +238,7 @@ def test_postgres_killed_under_load_comes_back_at_once(stack):
 def begun(folder):
     """Starts ``tidemark local up`` in a separate process, as a terminal does: a shell lets its background jobs, and what they start, ignore
     Ctrl-C."""
-    command = ["env", "--default-signal=INT", *COMMAND, "up", "--folder", str(folder)]
+    command = ["env", "--default-signal=INT", f"TIDEMARK_STATE={folder}", *COMMAND, "up"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -149,7 +149,7 @@ def test_folder_that_never_ran_has_a_status_and_nothing_to_stop(tmp_path):
 
 def test_status_command_fails_unless_all_are_healthy(tmp_path):
     """Scripts check its exit code; people read one line per process."""
-    shown = CliRunner().invoke(airflow_app, ["status", "--folder", str(tmp_path)])
+    shown = CliRunner().invoke(airflow_app, ["status"], env={"TIDEMARK_STATE": str(tmp_path)})
     assert shown.exit_code == 1
     assert shown.stdout.splitlines() == ["url=never started", *(f"{name} pid=- stopped" for name in PROCESSES)]
 

@@ -130,7 +130,7 @@ def test_only_folders_that_the_stack_makes_are_closed_to_other_users(tmp_path):
     state_folder.make(tmp_path / "ours")
     assert (tmp_path / "ours").stat().st_mode & 0o066 == 0
     (tmp_path / "file").touch()
-    with pytest.raises(FolderUnusable, match=r"Not a directory.*--folder"):
+    with pytest.raises(FolderUnusable, match=r"Not a directory.*TIDEMARK_STATE"):
         state_folder.make(tmp_path / "file" / "state")
 
 

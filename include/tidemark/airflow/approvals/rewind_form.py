@@ -51,8 +51,7 @@ def form(specs: Sequence[ConsumerSpec], own: str | None) -> dict[str, Param]:
     value = f"Examples:\n\n{examples}\nWrite a time with its UTC offset, *{MOMENT}*, or name its zone below."
     zone = "Only for *to-datetime*: *Europe/Berlin* or any other name from the tz database."
     offsets = (
-        "Only for *from-file*: paste the file's content, lines of *topic,partition,offset*, as written by "
-        "*kafka-consumer-groups --export*."
+        "Only for *from-file*: paste the file's content, lines of *topic,partition,offset*, as written by *kafka-consumer-groups --export*."
     )
     loss = (
         "If Kafka no longer has the target offset: continue at the log start offset, and record the gap as lost. "
