@@ -175,7 +175,7 @@ def flights() -> pd.DataFrame:
 def produce(servers: str) -> Expected:
     """Produces the flights to the topic, with their own timestamps, and returns the expected result."""
     from confluent_kafka import Producer
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     settings = {"retention.ms": "-1"}  # the timestamps are from 2013: any time-based retention would empty the topic within minutes
     admin = AdminClient({"bootstrap.servers": servers})

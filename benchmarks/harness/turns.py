@@ -158,8 +158,8 @@ class Harness:
             seconds = time.monotonic() - began
             used, wal = self._stage.clocks(seat.pid).since(before), self._stage.wal_position() - wal  # ⑤
         except SeatFailed as failed:
-            if (seat := self._seats.pop(contestant.seat, None)) is not None:
-                seat.close()
+            if (failed_seat := self._seats.pop(contestant.seat, None)) is not None:
+                failed_seat.close()
             return Run(job.topic.records, time.monotonic() - began, dict.fromkeys(FAMILIES, 0.0), 0.0, error=str(failed))
         error = self._stage.wrong(job, contestant.table)  # ⑥
         return Run(job.topic.records, seconds, used.by_family, used.share_elsewhere(self.site.cores), wal, error)

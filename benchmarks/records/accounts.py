@@ -159,7 +159,7 @@ def _avro(ids: dict[str, int]) -> Callable[[Row, dict[str, Any]], tuple[bytes, b
 
 def _as_avro(schema: dict[str, Any], known: set[str]) -> Any:
     """A schema of Kafka Connect's, as the converter to Avro registers it."""
-    kind, name = schema["type"], schema.get("name")
+    kind, name = schema["type"], str(schema.get("name", ""))
     notes = {f"connect.{key}": schema[key] for key in ("name", "version", "parameters") if key in schema}
     if kind == "struct" and name in known:
         return name

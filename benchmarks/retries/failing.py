@@ -44,7 +44,7 @@ class Failing(Consumer):
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
-        self.reads(self.spec.model_copy(update={"retry": RetrySettings(delays=(DELAY,))}))
+        self.reads(self.spec.model_copy(update={"retry": RetrySettings.model_validate({"delays": (DELAY,)})}))
         ensure_topics(Cluster(self._connections.kafka), self.spec, create=True)
 
     def relay(self, expected: int) -> None:

@@ -75,7 +75,8 @@ class _InMemory(ABC):
 
 class _Sender:
     def __init__(self, contestant: _InMemory) -> None:
-        self._contestant, self._connection, self._tasks = contestant, None, list[Any]()
+        self._contestant, self._tasks = contestant, list[Any]()
+        self._connection: Any = None
 
     def prepare(self, tasks: list[Any]) -> None:
         if self._connection is not None:

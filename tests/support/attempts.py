@@ -57,6 +57,7 @@ class Attempt:
 
     def tree(self) -> list[psutil.Process]:
         """The driver, the JVM and the Python workers."""
+        assert self.driver is not None
         driver = psutil.Process(self.driver.pid)
         return [driver, *driver.children(recursive=True)]
 

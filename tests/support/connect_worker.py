@@ -58,8 +58,13 @@ class Worker:
         logger = folder / "log4j2.properties"
         logger.write_text(_LOGGER)
         command: list[str | Path] = [
-            *(find_java(), *java_options, f"-Dlog4j2.configurationFile={logger}", "-cp", os.pathsep.join(map(str, classes))),
-            *("org.apache.kafka.connect.cli.ConnectStandalone", file),
+            find_java(),
+            *java_options,
+            f"-Dlog4j2.configurationFile={logger}",
+            "-cp",
+            os.pathsep.join(map(str, classes)),
+            "org.apache.kafka.connect.cli.ConnectStandalone",
+            file,
         ]
         with contextlib.ExitStack() as files:
             output = files.enter_context(log.open("ab")) if log else None

@@ -72,7 +72,7 @@ def use() -> None:
         answer = subprocess.run([Path(programs) / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
         if int(answer.split()[2].partition(".")[0]) < BUILTIN_COLLATIONS:
             OtherPostgres.collation = ("--locale=C.UTF-8",)
-        stack.Postgres = OtherPostgres  # type: ignore[misc]
+        stack.Postgres = OtherPostgres  # type: ignore[attr-defined]
     if os.environ.get(VARIABLES["kafka"]):
         version = OtherKafka(Path(), None).version() or ""
-        stack.Kafka = OtherKafka if int(version.partition(".")[0]) >= KRAFT else KafkaWithZooKeeper  # type: ignore[misc]
+        stack.Kafka = OtherKafka if int(version.partition(".")[0]) >= KRAFT else KafkaWithZooKeeper  # type: ignore[attr-defined]

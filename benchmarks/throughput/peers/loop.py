@@ -57,7 +57,7 @@ class _Worker:
         self._consumer.assign([TopicPartition(job.topic.name, number, 0) for number in self._partitions])
         left = job.topic.each * len(self._partitions)
         while left:
-            messages = self._consumer.consume(min(left, RECORDS_A_TRANSACTION), 1.0)
+            messages: list[Any] = self._consumer.consume(min(left, RECORDS_A_TRANSACTION), 1.0)
             rows: list[Any] = []
             first = dict(position)
             for message in messages:

@@ -211,7 +211,7 @@ class Cluster:
         """The oldest release of Kafka with which the brokers are compatible, such as ``3.9``; `None` if unknown: Kafka 4 does not say, and
         the settings of brokers may be hidden."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+        from confluent_kafka.admin import ConfigResource, ResourceType
 
         try:
             brokers = self.admin().list_topics(timeout=self._timeout_s).brokers
@@ -336,7 +336,7 @@ class Cluster:
         """All settings of each topic. Raises `NotAllowed` with all topics whose settings may not be read, and
         `BrokerUnavailable` even for a missing topic."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
+        from confluent_kafka.admin import ConfigResource, ConfigSource, ResourceType
 
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not resources:
@@ -369,7 +369,7 @@ class Cluster:
         Returns `False` if the topic already existed. Raises `NotAllowed` or `TopicNotCreated`.
         """
         from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+        from confluent_kafka.admin import NewTopic
 
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replication or -1, config=dict(settings))
         (future,) = self.admin().create_topics([request], request_timeout=self._timeout_s).values()
@@ -400,7 +400,7 @@ class Cluster:
         """
         from confluent_kafka import IsolationLevel, KafkaException
         from confluent_kafka import TopicPartition as Wire
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+        from confluent_kafka.admin import OffsetSpec
 
         level = IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
         spec = OffsetSpec.for_timestamp(at) if isinstance(at, int) else getattr(OffsetSpec, at)()
