@@ -377,7 +377,7 @@ class Lab:
     def start_scheduler(self) -> None:
         """Starts it again. Unlike `LocalAirflow.up`, this leaves its predecessor's processes running."""
         self.airflow._launch("scheduler")
-        self.airflow._wait_healthy(["scheduler"])
+        until(lambda: self.airflow.status().healthy, what="Airflow has its scheduler again")
 
     def sign_in(self, name: str) -> AirflowClient:
         """A client signed in as one of `USERS`, with the password that Airflow generated when it started. The caller closes it."""

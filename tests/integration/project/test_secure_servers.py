@@ -424,7 +424,7 @@ def allow(secure: SecureStack, name: str, principal: str, operation: AclOperatio
     until(lambda: admin.describe_acls(AclBindingFilter(*words)).result(ANSWER_S), "the broker knows the rule")
 
 
-@pytest.mark.parametrize("transform", [PLAIN, SPARK], ids=["function", "spark"])
+@pytest.mark.parametrize("transform", [PLAIN, pytest.param(SPARK, marks=pytest.mark.thorough)], ids=["function", "spark"])
 def test_topic_that_may_be_described_but_not_read_is_refused(
     transform: str, consumer: Scenario, secure: SecureStack, kafka: dict[str, str]
 ) -> None:
