@@ -91,8 +91,8 @@ class Continuous(Extent):
 
 
 class Side(Extent):
-    """Reads for a side group: the records that a rewind skipped, up to the positions to which later rewinds have moved the group back; or a
-    replay beside the live rows, up to where its group is. The group may read on meanwhile: the run follows it."""
+    """Reads for a side group. A backfill reads the records that a rewind skipped, up to the positions to which later rewinds have moved
+    the group back. A replay beside reads up to its group's positions, and follows them while the group reads on."""
 
     def __init__(self, cluster: Cluster, spec: ConsumerSpec, connection: Connection, side: Backfill | SideReplay) -> None:
         super().__init__(cluster, spec)

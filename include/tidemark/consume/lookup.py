@@ -62,7 +62,7 @@ def look_due(connection: Connection, cluster: Cluster, group_id: int) -> LookUp:
 
 
 def look_side(cluster: Cluster, side: Backfill | SideReplay) -> LookUp:
-    """Like `look`, for the partitions that a backfill has not read to the end, or for those of a replay beside, up to where its group is.
+    """Like `look`, for what a side group may read: a backfill to the end of its ranges, a replay beside up to its group's positions.
 
     Raises `TopicsMissing`, and `SkippedTopicRecreated` or `ReplayTopicRecreated` for a topic that was deleted and created again.
     """

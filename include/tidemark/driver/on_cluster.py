@@ -123,7 +123,7 @@ def follow(
 ) -> Progress:
     """Follows the driver of an attempt to its end and returns its result. Follows it even while Postgres does not answer.
 
-    ``on_log`` and ``on_progress`` are those of `tidemark.driver.launch.run_attempt`. ``on_start`` gets the application, so that a signal
+    `tidemark.driver.launch.run_attempt` describes ``on_log`` and ``on_progress``. ``on_start`` gets the application, so that a signal
     handler can kill it. If the caller stops (a timeout, Ctrl-C, or ``stopped`` returns True), the driver is killed. Raises one of the
     ``Attempt...`` errors, or one of this module's.
     """

@@ -180,7 +180,7 @@ def _sample(row: Mapping[str, object]) -> Sample:
 
 
 def _row(group_id: int, key: Key, sample: Sample) -> dict[str, object]:
-    """The columns of a sample, those of the primary key first."""
+    """A sample as a row: values by column, the primary key first."""
     now = sample.observation
     key_columns = {"group_id": group_id, "topic_id": key[0], "partition": key[1]}
     observed = {"sampled_at": now.at, "lag": now.lag, **{name: getattr(now, name) for name in _OBSERVED}}

@@ -451,7 +451,7 @@ def plan_attempt(cur: Cursor, attempt_id: int, planned: Sequence[Mapping[str, An
 
 
 def end_abandoned(cur: Cursor) -> list[int]:
-    """Ends attempts that started longer than a day ago and whose driver is gone; returns their ids."""
+    """Ends attempts that started more than a day ago and whose driver is gone; returns their ids."""
     cur.execute(SQL["end_abandoned"])
     return [attempt_id for (attempt_id,) in cur.fetchall()]
 

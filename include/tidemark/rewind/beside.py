@@ -15,8 +15,8 @@ the last records, the rewind *holds* its groups: they begin no batch until ``hol
 
 A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
 
-Locks: first the advisory locks of the groups, then those of the side groups, which validations of the replay share; then the rewind's row;
-then the positions of the groups, and after them the positions of the side groups.
+Lock order: the advisory locks of the groups; those of the side groups, which validations of the replay share; the rewind's row; the
+positions of the groups; the positions of the side groups.
 """
 
 from __future__ import annotations

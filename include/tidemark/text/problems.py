@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tidemark.errors import BadInput, Refused
 from tidemark.text.storable import require_storable
-from tidemark.text.wording import quoted
+from tidemark.text.wording import counted, quoted
 
 T = TypeVar("T")
 
@@ -63,6 +63,6 @@ def check_reason(text: str | None) -> str:
     reason = " ".join((text or "").split())
     require_storable("reason", reason)
     if len(reason) < REASON_CHARACTERS:
-        problem = f"{quoted(reason)} has {len(reason)} characters" if reason else "it is missing"
+        problem = f"{quoted(reason)} has {counted(len(reason), 'character')}" if reason else "it is missing"
         raise BadInput(what="reason", found=problem, fix=f"Say why in at least {REASON_CHARACTERS} characters; it is kept permanently.")
     return reason

@@ -1,4 +1,4 @@
-"""A consumer whose runs are those of the product, and whose replays beside are handled by hand."""
+"""A consumer that the product runs. The tests themselves begin, read and swap its replays beside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WITH_SUFFIX = """
 
 
 class Hands(ByHand):
-    """A consumer whose runs are those of the product."""
+    """A consumer that the product runs, with the steps of its replays beside."""
 
     def __init__(self, consumer: Consumer, **keys: Any) -> None:
         self.topic = consumer.feed(numbers(0, 30), self.source("a"), "payload text, number bigint GENERATED ALWAYS AS IDENTITY", **keys)

@@ -134,8 +134,8 @@ REFUSED_BY_THE_JVM = {
 
 @pytest.mark.parametrize("case", REFUSED_BY_LIBRDKAFKA | REFUSED_BY_THE_JVM)
 def test_a_setting_that_a_client_cannot_follow_is_refused_by_its_name_alone(case: str) -> None:
-    """Nothing is dropped or guessed; the message names the setting but never its secret. Only the Spark form reports those of librdkafka
-    that the JVM lacks."""
+    """Nothing is dropped or guessed. The message names the setting and never shows its secret. Only the Spark form refuses settings of
+    librdkafka that the JVM lacks."""
     settings, named = (REFUSED_BY_LIBRDKAFKA | REFUSED_BY_THE_JVM)[case]
     config = {**SERVERS, **settings} if case in REFUSED_BY_LIBRDKAFKA else checked({**SERVERS, **settings})
     with pytest.raises(BadInput) as caught:

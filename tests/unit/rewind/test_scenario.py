@@ -159,10 +159,13 @@ def test_problems_of_problems_are_one_list():
     Problems().end()
 
 
-@pytest.mark.parametrize("reason", [None, "", "too short", "  a   b   c  "])
-def test_reason_of_less_than_ten_characters_is_refused(reason):
+@pytest.mark.parametrize(
+    ("reason", "problem"),
+    [(None, "it is missing"), ("", "it is missing"), ("x", '"x" has 1 character'), ("  a   b   c  ", '"a b c" has 5 characters')],
+)
+def test_reason_of_less_than_ten_characters_is_refused(reason, problem):
     """Repeated spaces count once."""
-    with pytest.raises(BadInput, match="Say why in at least 10 characters"):
+    with pytest.raises(BadInput, match=f"{problem}. Say why in at least 10 characters"):
         check_reason(reason)
 
 
