@@ -210,23 +210,21 @@ def run_attempt(
     env = child_env(driver_env({**os.environ, **connections.env()}))
     driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
     assert driver.stdout is not None
-    with contextlib.ExitStack() as cleanup:  # every step runs, even if a killed driver does not end
-        cleanup.callback(driver.stdout.close)
-        follow = cleanup.enter_context(contextlib.closing(Follow(connections.database_url, attempt_id)))
-        cleanup.callback(kill, driver)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    reader = threading.Thread(target=_forward_lines, args=(driver.stdout, lines), daemon=True)
+    with contextlib.closing(Follow(connections.database_url, attempt_id)) as follow:
         try:
-            on_start(driver)
-            lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-            reader = threading.Thread(target=_forward_lines, args=(driver.stdout, lines), daemon=True)
-            reader.start()
-            while not _has_ended(driver, POLL_S):
+            try:
+                reader.start()
+                on_start(driver)
+                while not _has_ended(driver, POLL_S):
+                    _drain(lines, on_log)
+                    follow.show(on_progress, on_silence or on_log)
+                reader.join(KILL_WAIT_S)
                 _drain(lines, on_log)
-                follow.show(on_progress, on_silence or on_log)
-            reader.join(KILL_WAIT_S)
-            _drain(lines, on_log)
-        except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            finally:
                 kill(driver)
+        except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
             abandon(connections.database_url, attempt_id, error)
             raise
     return outcome(connections.database_url, attempt_id, DriverDied(attempt_id=attempt_id, status=driver.wait()))
@@ -256,9 +254,9 @@ def _start_with_keeper(command: Sequence[str], env: Mapping[str, str], on_log: C
 
 
 def kill(driver: Driver) -> None:
-    """Kills the driver's process group and waits until the driver has ended."""
+    """Kills the driver's process group, and waits up to `KILL_WAIT_S` for the driver's end: it may hang in the kernel."""
     kill_group(driver)
-    driver.wait(KILL_WAIT_S)
+    _has_ended(driver, KILL_WAIT_S)
 
 
 def kill_group(driver: Driver) -> None:
@@ -398,9 +396,11 @@ def _cluster_driver(row: Mapping[str, Any]) -> ClusterDriver | None:
     return ClusterDriver(application, "driver_at" in stored, row["driver_alive"], row["age_s"])
 
 
-def _forward_lines(lines: IO[str], destination: queue.SimpleQueue[str]) -> None:
-    with contextlib.suppress(ValueError):  # the driver has ended, and the pipe is closed
-        for line in lines:
+def _forward_lines(pipe: IO[str], destination: queue.SimpleQueue[str]) -> None:
+    """Ends, and closes the pipe, when the last process that holds its other end has ended. That may be long after the driver's end, so that
+    no other thread may close it: `close` waits for the read."""
+    with pipe:
+        for line in pipe:
             destination.put(line.rstrip("\n"))
 
 

@@ -1,9 +1,10 @@
-"""What follows a driver is closed, whatever the driver does."""
+"""A caller that stops following a driver gets its own error at once, whatever holds the driver's pipe."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,22 +13,31 @@ from tidemark.connections import Connections
 from tidemark.driver import launch
 
 
-def test_driver_that_does_not_end_when_it_is_killed_leaves_no_thread_and_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may hang in the kernel. The error says so, after everything else is closed."""
+@pytest.mark.parametrize("holder", ["driver", "process-that-it-left"])
+def test_interrupt_ends_although_the_drivers_pipe_stays_open(monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
+    """A driver may hang in the kernel, and a process that a transform has started in a session of its own outlives it."""
+    scripts = {"driver": "echo $$; exec sleep 600", "process-that-it-left": "setsid sleep 600 & echo $!; wait"}
     drivers: list[subprocess.Popen[str]] = []
+    pids: list[int] = []
 
     def spawn(_command: object, _env: object) -> subprocess.Popen[str]:
-        drivers.append(subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE, text=True))
+        drivers.append(subprocess.Popen(["sh", "-c", scripts[holder]], stdout=subprocess.PIPE, text=True, start_new_session=True))
         return drivers[0]
 
-    def hang(driver: launch.Driver) -> None:
-        driver.wait(60)
-        raise subprocess.TimeoutExpired("driver", 10)
+    def interrupt(line: str) -> None:
+        pids.append(int(line))
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "_spawn", spawn)
-    monkeypatch.setattr(launch, "kill", hang)
+    monkeypatch.setattr(launch, "KILL_WAIT_S", 0.1)
+    if holder == "driver":
+        monkeypatch.setattr(launch, "kill_group", lambda driver: None)
     nowhere = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
-    with pytest.raises(subprocess.TimeoutExpired):
-        launch.run_attempt(launch.DriverArguments("orders", 4711), nowhere, on_log=print)
-    assert [thread.name for thread in threading.enumerate() if "4711" in thread.name] == []
-    assert [driver.stdout and driver.stdout.closed for driver in drivers] == [True]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch.run_attempt(launch.DriverArguments("orders", 4711), nowhere, on_log=interrupt)
+        os.kill(pids[0], 0)  # it still holds the pipe
+    finally:
+        os.kill(pids[0], signal.SIGKILL)
+        drivers[0].wait()
+    assert [thread.name for thread in threading.enumerate() if "follow 4711" in thread.name] == []
