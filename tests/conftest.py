@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from tests.support import one_kafka, other_servers
 from tests.support.costs import Costs
@@ -45,7 +45,6 @@ settings.register_profile(
     print_blob=True,
     derandomize=False,  # by default, Hypothesis tries the same examples in every CI run
 )
-settings.register_profile("first-failure", settings.get_profile("tidemark"), phases=(Phase.explicit, Phase.generate))  # no shrinking
 settings.load_profile("tidemark")
 
 LONGEST_FIRST = ("e2e", "chaos", "soak", "integration", "unit")

@@ -38,7 +38,7 @@ def test_a_missing_protection_is_noticed(stack: LocalStack, tmp_path: Path, with
     file.write_text(text)
 
     own = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tmp'}"]  # otherwise pytest closes the shared folder to other users
-    command = [sys.executable, "-m", "pytest", "-qx", *own, "--hypothesis-profile=first-failure", without.noticed_by]
+    command = [sys.executable, "-m", "pytest", "-qx", *own, without.noticed_by]
     env = {name: value for name, value in os.environ.items() if name not in ("TIDEMARK_TEST_ALL", "TIDEMARK_TEST_SHARD")} | {
         "PYTHONPATH": str(tmp_path / "include"),
         "TIDEMARK_HOME": str(tmp_path),
