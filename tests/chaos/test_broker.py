@@ -37,8 +37,9 @@ def standing(chaos: Trial) -> Iterator[tuple[Future[Progress], list[Point], list
         yield run, points, [point.reached() for point in points]
 
 
-def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack):
+def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack, monkeypatch):
     """The same attempt loads the slices that stood at any step while the broker was down."""
+    monkeypatch.setattr(reader, "SILENCE_S", 300)
     chaos = trial(len(Step))
     with standing(chaos) as (run, points, marks):
         with stopped(stack):
@@ -52,9 +53,9 @@ def test_run_outlives_a_restart_of_the_broker(trial, stack: LocalStack):
 def test_broker_that_stays_away_fails_the_run_and_moves_nothing_that_was_not_read(trial, stack: LocalStack, monkeypatch):
     """Slices that still have to read fail as unavailable, and the next try loads them. Those that have read everything do not need the
     broker."""
-    monkeypatch.setattr(reader, "SILENCE_S", 1)
     chaos = trial(len(Step))
-    with standing(chaos) as (run, points, marks), stopped(stack):
+    with standing(chaos) as (run, points, marks), stopped(stack), monkeypatch.context() as impatient:
+        impatient.setattr(reader, "SILENCE_S", 1)
         for point in points:
             point.release()
         assert isinstance(run.exception(180), BrokerUnavailable)

@@ -286,7 +286,7 @@ def test_member_that_began_earlier_takes_over_what_another_has_read_further(scen
 
     produce("a")
     scenario.write(topics=topic, members=2, batch={"max_records": count}).make_sink("payload bytea")
-    kafka = {**scenario.connections.kafka, "session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "100"}
+    kafka = {**scenario.connections.kafka, "session.timeout.ms": "60000", "heartbeat.interval.ms": "100"}
     scenario.connections = replace(scenario.connections, kafka=kafka)
     with ThreadPoolExecutor(2) as pool:
         earlier = pool.submit(run, 0, wait)

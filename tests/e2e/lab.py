@@ -206,6 +206,8 @@ class Run:
         """Returns the task's question to the user, once it can be answered."""
         until(lambda: self.tasks().get(task) in {"awaiting_input", "failed", "upstream_failed"}, what="somebody is asked")
         assert self.tasks()[task] == "awaiting_input", self.log(task)
+        instance = self.lab.client.get(f"{self.path}/{task}")["id"]
+        until(lambda: not self.lab.works_at(instance), what="the executor has reported the task")
         until_scheduler_looped(self.lab.client)
         found: dict[str, Any] = self.lab.client.get(f"{self.path}/{task}/-1/hitlDetails")
         return found
@@ -427,6 +429,14 @@ class Lab:
         with session(self.url) as connection, transaction(connection) as cursor:
             cursor.execute(statement, parameters or None)
             return fetched(cursor)
+
+    def works_at(self, instance: str) -> bool:
+        """Whether a worker of the executor is still at this task instance: its title has the id."""
+        for process in self.airflow.family("scheduler"):
+            with contextlib.suppress(psutil.Error):
+                if any(instance in word for word in process.cmdline()):
+                    return True
+        return False
 
     def family(self) -> list[psutil.Process]:
         """Every process that this Airflow has started, in any session."""

@@ -45,7 +45,9 @@ for files in told["files"]:
 import uvicorn
 from fastapi.dependencies.utils import get_flat_dependant
 from airflow.api_fastapi.app import create_app
+from tidemark.airflow.web import consumers, preview
 from tidemark.airflow.web.app import app
+consumers.CONNECT_S = preview.KAFKA_S = preview.LIMIT_S = 60  # a form asks for its preview once, and a busy machine may answer late
 Path("routes").write_text(json.dumps([[getattr(one, "path", str(one)), *getattr(one, "methods", ["?"])] for one in app.routes]))
 names = {one.path: [each.name for each in get_flat_dependant(one.dependant).query_params] for one in app.routes}
 Path("parameters").write_text(json.dumps(names))
@@ -97,7 +99,7 @@ def served(
         return False
 
     try:
-        until(answers, f"the api-server answers, see {log}", within_s=240)
+        until(answers, f"the api-server answers, see {log}", within_s=600)
         yield url
     finally:
         server.terminate()

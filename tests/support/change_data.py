@@ -151,7 +151,9 @@ class ChangeSource:
             yield followed
         finally:
             self.worker.delete(followed.name)
-            until(lambda: not self.ask("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", followed.name))
+            slot = "FROM pg_replication_slots WHERE slot_name = %s"
+            until(lambda: not self.ask(f"SELECT 1 {slot} AND active", followed.name))
+            self.ask(f"SELECT pg_drop_replication_slot(slot_name) {slot}", followed.name)
             self.execute(f"DROP PUBLICATION IF EXISTS {followed.name}")
             topics = [topic for topic in self._admin.list_topics(timeout=60).topics if topic.startswith(f"{followed.name}.")]
             if topics:
@@ -168,7 +170,7 @@ class ChangeSource:
             "plugin.name": "pgoutput",
             "topic.prefix": name,
             "slot.name": name,
-            "slot.drop.on.stop": "true",
+            "slot.drop.on.stop": "false",
             "publication.name": name,
             "publication.autocreate.mode": "filtered",
             "table.include.list": ",".join(f"public.{table}" for table in tables),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidemark.local import LocalStack
+from tidemark.local.kafka import Kafka
 from tidemark.local.postgres import DATABASE
 
 FOLDER = "TIDEMARK_TEST_KAFKA"
@@ -34,8 +35,17 @@ def is_shared() -> bool:
     return FOLDER in os.environ
 
 
+class Patient(Kafka):
+    """A broker that stays registered when a busy machine lets it stand still for a while. It is never killed."""
+
+    def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        return {**super().settings(port, controller_port), "broker.session.timeout.ms": "60000"}
+
+
 def shared() -> LocalStack:
-    return LocalStack(Path(os.environ[FOLDER]))
+    stack = LocalStack(Path(os.environ[FOLDER]))
+    stack.kafka = Patient(stack.kafka.folder, None)
+    return stack
 
 
 @contextlib.contextmanager

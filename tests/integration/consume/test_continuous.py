@@ -122,6 +122,8 @@ def test_next_run_takes_over_from_one_that_reads_on(scenario: Scenario, topics: 
     old = [begin(seat) for seat in seats]
     topics.produce(topic, [str(number) for number in range(100)])
     until(lambda: len(scenario.rows()) == 100, "the first run reads")
+    owners = "SELECT count(DISTINCT owner) FROM tidemark.partition_offset"
+    until(lambda: scenario.sql(owners) == [(members,)], "each member has partitions")
     generation = scenario.sql("SELECT generation FROM tidemark.consumer_group WHERE name = %s", scenario.spec.group)
     new = [begin(seat) for seat in seats]
     produced = 100

@@ -16,10 +16,17 @@ from tidemark.doctor.database import examine_database
 from tidemark.doctor.examine import examine
 from tidemark.doctor.finding import Finding, Level
 from tidemark.doctor.topic_checks import unreachable
+from tidemark.kafka import cluster
 from tidemark.local import LocalStack
 from tidemark.sink.fit import SinkMismatch
 
 DAY_MS = 86_400_000
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the times of the next records leaves out those that do not arrive within a second."""
+    monkeypatch.setattr(cluster, "FIRST_RECORDS_S", 20.0)
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ class Scene:
     def start(self, *players: Player) -> None:
         """Starts a new group: these players join within the initial delay, the first leads, and all get an assignment."""
         for player in players:
-            player.coordinator = self.coordinator(config=GroupConfig())
+            player.coordinator = self.coordinator(config=GroupConfig(initial_rebalance_delay_ms=30_000))
             assert player.join() is None
         self.pass_initial_delay()
         self.finish_join(*players)

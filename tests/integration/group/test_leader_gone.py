@@ -72,13 +72,13 @@ def have_all(group: Group, but: Member | None = None) -> bool:
 def test_followers_get_an_assignment_from_another_leader_at_the_deadline_of_the_sync_groups(group: Group, stands: Stands) -> None:
     """The leader's session goes on."""
     stands.least = 3  # so that it blocks in the generation of both followers, however late the second one joins
-    leader = group.join(stands, max_poll_interval_ms=3000)
+    leader = group.join(stands, max_poll_interval_ms=10_000)
     group.settle()
-    followers = [group.join(max_poll_interval_ms=3000) for _ in range(2)]
+    followers = [group.join(max_poll_interval_ms=10_000) for _ in range(2)]
     wait_for(group, stands.inside.is_set)
     began = time.monotonic()
     wait_for(group, lambda: have_all(group, but=leader))
-    assert time.monotonic() - began < 3 + SLACK_S
+    assert time.monotonic() - began < 10 + SLACK_S
     assert sum(follower.leads for follower in followers) == 1
     assert [len(follower.assignment) for follower in followers] == [2, 2]
 
@@ -127,7 +127,7 @@ def test_leader_that_comes_back_within_the_deadline_is_waited_for(group: Group, 
 
 def lead(url: str, inside: Any, go_on: Any) -> None:
     """Runs the leader, in a separate process."""
-    member = Group(url, seat=LONG).join(Stands(inside, go_on), session_timeout_ms=1500)
+    member = Group(url, seat=LONG).join(Stands(inside, go_on), session_timeout_ms=6000)
     while True:
         member.poll(0.1)
 
@@ -145,7 +145,7 @@ def test_leader_whose_process_is_killed_in_its_assignor_is_replaced_when_its_ses
         process.kill()
         killed = time.monotonic()
         wait_for(group, lambda: have_all(group))
-        assert time.monotonic() - killed < 1.5 + SLACK_S
+        assert time.monotonic() - killed < 6 + SLACK_S
         group.settle()
         assert sum(follower.leads for follower in followers) == 1
     finally:

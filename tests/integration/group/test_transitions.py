@@ -42,7 +42,7 @@ def completing(scene: Scene) -> tuple[Player, Player]:
 
 
 def delayed(scene: Scene, **options: object) -> Player:
-    a = scene.player("a", config=GroupConfig(), **options)
+    a = scene.player("a", config=GroupConfig(initial_rebalance_delay_ms=30_000), **options)
     a.join()
     return a
 

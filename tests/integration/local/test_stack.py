@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 from tidemark.connections import BOOTSTRAP_SERVERS, DATABASE_URL
 from tidemark.jvm.errors import FolderUnusable
-from tidemark.local import LocalStack, ServerState
+from tidemark.local import LocalStack, ServerState, ports
 from tidemark.local.airflow import LocalAirflow
 from tidemark.local.errors import NotUp, PortInUse, RunningOnAnotherPort, ServerFailed
 
@@ -290,9 +290,9 @@ def test_half_written_files_are_not_an_error(stack):
 def test_a_port_that_was_asked_for_is_had_or_refused(folder):
     """It is refused before anything starts, and the error names the option. Without the option, a free port replaces a used one."""
     with socket.socket() as used:
-        used.bind(("127.0.0.1", 0))
+        port = ports.find_free()
+        used.bind(("127.0.0.1", port))
         used.listen()
-        port = used.getsockname()[1]
         with pytest.raises(PortInUse, match=rf"Postgres cannot listen on 127\.0\.0\.1:{port}.*--postgres-port"):
             LocalStack(folder, postgres_port=port).up()
         with pytest.raises(PortInUse, match=rf"Kafka cannot listen on 127\.0\.0\.1:{port}.*--kafka-port"):

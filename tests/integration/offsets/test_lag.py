@@ -18,6 +18,7 @@ from tests.support.waiting import until
 
 from tidemark.db import Connection, session, transaction
 from tidemark.errors import Refused
+from tidemark.kafka import cluster
 from tidemark.kafka.cluster import Cluster
 from tidemark.offsets import lag, samples, store
 from tidemark.offsets.health import Dag, Health
@@ -27,6 +28,12 @@ from tidemark.offsets.store import TaskIdentity
 from tidemark.offsets.window import Observation
 
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the times of the next records leaves out those that do not arrive within a second."""
+    monkeypatch.setattr(cluster, "FIRST_RECORDS_S", 20.0)
 
 
 def ago(hours: float) -> int:

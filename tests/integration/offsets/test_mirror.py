@@ -147,7 +147,7 @@ def test_broker_that_does_not_answer_delays_no_commit(consumer: Scenario, monkey
     began = time.monotonic()
     mine.publish()
     mine.finish()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_consumer_without_the_key_publishes_nothing(consumer: Scenario) -> None:

@@ -89,7 +89,7 @@ class Passwords:
 
 @pytest.fixture
 def passwords(stack: LocalStack, tmp_path: Path) -> Iterator[Passwords]:
-    with Passwords(stack, tmp_path, every_s=0.5) as changing:
+    with Passwords(stack, tmp_path, every_s=1.5) as changing:
         yield changing
 
 

@@ -58,6 +58,7 @@ from tidemark.kafka.config import checked
 from tidemark.kafka.security import quoted, to_jvm
 from tidemark.local import LocalStack, ports
 from tidemark.local.kafka import Kafka
+from tidemark.offsets import mirror
 from tidemark.records.ranges import Slice, TopicPartition
 
 USER = "loader"
@@ -395,9 +396,10 @@ def test_libpq_reads_a_passfile_at_each_connection(secure: SecureStack, tmp_path
 
 
 def test_run_without_rights_on_the_mirrored_group_succeeds_with_one_warning_that_names_the_acl(
-    consumer: Scenario, secure: SecureStack, kafka: dict[str, str], caplog: pytest.LogCaptureFixture
+    consumer: Scenario, secure: SecureStack, kafka: dict[str, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group has an ACL for another user, so the loader may neither describe it nor commit its offsets. DESCRIBE alone is not enough."""
+    monkeypatch.setattr(mirror, "FINISH_S", 60.0)
     consumer.set(mirror=True)
     consumer.connections = from_env(environment(consumer, kafka))
     allow(secure, consumer.spec.group, "User:somebody", AclOperation.READ)

@@ -243,7 +243,7 @@ def test_drain_has_its_retry_topics_as_inputs(lab: Lab) -> None:
 # ---- a slow transform
 
 SLOW_SERVICE = SERVICE.replace("    import json\n", "    import json\n    import time\n", 1).replace(
-    '        word = (record.value or b"").decode()\n', '        word = (record.value or b"").decode()\n        time.sleep(0.2)\n'
+    '        word = (record.value or b"").decode()\n', '        word = (record.value or b"").decode()\n        time.sleep(0.5)\n'
 )
 
 
@@ -256,7 +256,7 @@ def test_slow_transform_drains_into_any_sink(scenario: Scenario, topics: Topics,
         words = list(map(str, range(10)))
         lab.read(*words, answers={"*": "retry"})
         lab.say({})
-        monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 1500)
+        monkeypatch.setattr(commit_module, "IDLE_TIMEOUT_MS", 4000)
         assert lab.climb(minutes(5)).records == 10
         assert lab.states() == {"LOADED": 9, "FAILED": 1}
         assert lab.loaded() == [word for word in words if word != "7"]

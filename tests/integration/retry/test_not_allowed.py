@@ -139,8 +139,6 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
     """Scenario 27: records without an answer stay in the outbox, and no lock is held longer than a rewind waits for it. When the broker is
     back, every record is registered once."""
     assert GRACE_MS / 1000 > producer.ANSWER_S
-    monkeypatch.setitem(producer.SETTINGS, "message.timeout.ms", "2000")
-    monkeypatch.setattr(producer, "ANSWER_S", 3.0)  # leaves a busy machine time
     outbox.kafka = outbox.consumer.connections.kafka
     outbox.publishers = Publishers(outbox.kafka)
     outbox.make_topics()
@@ -149,6 +147,9 @@ def test_a_broker_that_goes_away_while_a_relay_publishes_is_told_and_loses_nothi
     assert broker is not None
     seconds: list[float] = []
     outbox.relay(limit=2)
+    monkeypatch.setitem(producer.SETTINGS, "message.timeout.ms", "2000")
+    monkeypatch.setattr(producer, "ANSWER_S", 3.0)  # leaves a busy machine time
+    outbox.publishers = Publishers(outbox.kafka)
 
     def suspend(_cursor: PostgresCursor, _number: int, query: str) -> None:
         if "WITH taken" in query:

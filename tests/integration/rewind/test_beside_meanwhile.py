@@ -593,8 +593,8 @@ def test_end_of_a_replay_waits_for_its_validation(
                 until(lambda: hands.sql(waiting) or ending.done())
             finally:
                 go.set()
-            (report,) = validation.result(60)
-            ending.result(60)
+            (report,) = validation.result(180)
+            ending.result(180)
     assert report.verdict is Verdict.PASSED
     hands.check()
 

@@ -46,9 +46,9 @@ def test_batch_in_flight_is_ended_when_a_rewind_has_moved_its_partitions(
             done = pool.submit(consumer.run, engines, TaskIdentity())
             consumer.worker(done)
             ByHand(scenario).rewind(ToCurrent())
-            until(consumer.cancelled.is_set, "the batch is interrupted", 60)
+            until(consumer.cancelled.is_set, "the batch is interrupted")
             query = "SELECT min(owner_epoch) FROM tidemark.partition_offset"
-            until(lambda: scenario.sql(query)[0][0] == 3, "claimed again", 60)
+            until(lambda: scenario.sql(query)[0][0] == 3, "claimed again")
         finally:
             consumer.go_on()
         assert done.result(180).state == "COMMITTED"

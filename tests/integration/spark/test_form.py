@@ -10,6 +10,7 @@ from tests.support.records import CODECS, compacted, numbers, open_transaction, 
 from tests.support.scenario import SPARK, Scenario
 from tests.support.spark_here import run_here
 from tests.support.transforms import ECHO_COLUMNS, ECHOES, JUDGES, arrow, echoed, spark, told, with_column
+from tests.support.waiting import until
 
 from tidemark.db import session, transaction
 from tidemark.errors import TidemarkError
@@ -102,6 +103,7 @@ def test_gaps_of_a_log_are_unaccounted(scenario: Scenario) -> None:
         assert scenario.positions() == {(gone, 0): 21, (aborted, 0): 3, (opened, 0): 5, (empty, 0): 0}
         assert scenario.counts() == {"loaded": 4, "sink_rows": 4, "unaccounted": 25}
         producer.commit_transaction(30)
+    until(lambda: len(scenario.records(opened)) == 4, "the marker is in the log")  # the broker responds before it writes it
     run_here(scenario)
     assert sorted(scenario.rows()) == [b"a", b"b", b"c", b"d", b"other", b"record 19"]
     scenario.check()

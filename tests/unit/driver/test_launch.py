@@ -16,7 +16,7 @@ from tidemark.driver import launch
 @pytest.mark.parametrize("holder", ["driver", "process-that-it-left"])
 def test_interrupt_ends_although_the_drivers_pipe_stays_open(monkeypatch: pytest.MonkeyPatch, holder: str) -> None:
     """A driver may hang in the kernel, and a process that a transform has started in a session of its own outlives it."""
-    scripts = {"driver": "echo $$; exec sleep 600", "process-that-it-left": "setsid sleep 600 & echo $!; wait"}
+    scripts = {"driver": "echo $$; exec sleep 600", "process-that-it-left": "setsid sh -c 'echo $$; exec sleep 600' & wait"}
     drivers: list[subprocess.Popen[str]] = []
     pids: list[int] = []
 
