@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -74,12 +75,12 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Reads a DAG file for a folder of consumers and returns what Airflow found."""
-    home = tmp_path_factory.mktemp("airflow")
+@contextlib.contextmanager
+def dag_processor(home: Path, hash_seed: int) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Reads a DAG file for a folder of consumers and returns what Airflow found. The order of sets depends on the seed."""
     command = [sys.executable, "-P", dag_reader.__file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(home), cwd=home) as reader:
+    env = {**environment(home), "PYTHONHASHSEED": str(hash_seed)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=home) as reader:
         assert reader.stdin is not None
         assert reader.stdout is not None
         requests, answers = reader.stdin, reader.stdout
@@ -93,6 +94,19 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dic
             found: dict[str, Any] = answer["found"]
             return found
 
+        yield run
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+    with dag_processor(tmp_path_factory.mktemp("airflow"), 1) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def read_by_another(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+    """A DAG processor with another order of sets."""
+    with dag_processor(tmp_path_factory.mktemp("airflow"), 2) as run:
         yield run
 
 
@@ -352,7 +366,7 @@ SHARED = ("rewind", "redrive", "discard", "drain_retries", "maintain", "watch")
 GRANTED = {"analysts": {"DAGs": ["can_read"]}, "team-orders": {"DAGs": ["can_edit", "can_read"]}}
 
 
-def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_administrators(read, tmp_path):
+def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_administrators(read, read_by_another, tmp_path):
     """Its four DAGs list its roles. DAGs for all consumers, and those of consumers without ``access``, list none, so that only roles with
     rights on all DAGs can use them. The serialized form is the same each time, although roles and permissions are sets."""
     (tmp_path / "orders.yaml").write_text(OWNED)
@@ -369,7 +383,7 @@ def test_consumer_with_access_has_dags_of_its_own_and_leaves_the_others_to_admin
     for kind, field in (("rewind", "consumers"), ("redrive", "consumer"), ("discard", "consumer")):
         assert set(dags[kind]["params"]) - set(dags[f"{kind}__orders"]["params"]) == {field}
         assert dags[f"{kind}__orders"]["shown"] == f"orders ({kind})"
-        assert read(tmp_path, f"{kind}.py", **FAB)["serialized"] == found[kind]["serialized"]
+        assert read_by_another(tmp_path, f"{kind}.py", **FAB)["serialized"] == found[kind]["serialized"]
         for dag_id in (kind, f"{kind}__orders"):
             assert list(read(tmp_path, f"{kind}.py", task_of=dag_id)["dags"]) == [dag_id]
 
@@ -438,11 +452,11 @@ def test_missing_folder_of_consumers_is_an_import_error_with_its_name(read, tmp_
         read(tmp_path / "nowhere")
 
 
-def test_reading_twice_gives_the_same_dags(read, facts, tmp_path):
+def test_reading_twice_gives_the_same_dags(read_by_another, facts, tmp_path):
     """Airflow stores a new version of a DAG whenever its serialized form changes, so the same files must always give the same form."""
     for name, text in (("weather", BAD), ("news", SMALL), ("flights", FULL)):
         (tmp_path / f"{name}.yaml").write_text(text)
-    again = read(tmp_path)["serialized"]
+    again = read_by_another(tmp_path)["serialized"]
     assert len(again) == 3
     for dag_id in ("consume__flights", "consume__news"):  # the third one's text contains the name of its folder
         assert again[dag_id] == facts["serialized"][dag_id]

@@ -46,6 +46,8 @@ class GuardedKafka(Kafka):
         self.guarded_port = ports.find_free()
 
     def settings(self, port: int, controller_port: int) -> dict[str, str]:
+        while self.guarded_port in {port, controller_port}:  # chosen later, before the first start
+            self.guarded_port = ports.find_free()
         lines = super().settings(port, controller_port)
         extra = f",SASL_PLAINTEXT://{ports.HOST}:{self.guarded_port}"
         lines["listeners"] += extra
