@@ -29,7 +29,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "CONTRIBUTING.md": {
         "make check": _MAKE,
         ".venv/bin/python -m pytest": _MAKE,
-        "tidemark local up": _MAKE,
+        ".venv/bin/tidemark local up": _MAKE,
         "TIDEMARK_TEST_POOLER": _MAKE,
     },
     "README.md": {
