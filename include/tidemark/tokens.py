@@ -13,6 +13,7 @@ import binascii
 import functools
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import IO, Any, NamedTuple, TypeGuard
 
 from tidemark import project
 from tidemark.errors import BadInput, TidemarkError, Unavailable
@@ -127,6 +128,17 @@ def _kept(_source: TokenSource) -> _Kept:
     return _Kept()
 
 
+def _in_memory(name: str) -> IO[bytes]:
+    """A file that is on no disk. Unlike a pipe, it can be read when a command has ended, although processes that it has started still hold
+    it open."""
+    return os.fdopen(os.memfd_create(name), "w+b")
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
 def _printed(setting: str, command: str) -> Token:
     """The token that a command prints. It runs without a shell."""
     fix = "Write a program and its arguments, as in a shell but without pipes and variables."
@@ -138,14 +150,15 @@ def _printed(setting: str, command: str) -> Token:
         raise BadInput(what=setting, found="it is empty", fix=fix)
     name = Path(words[0]).name
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_LIMIT_S, check=False)
+        with _in_memory("token") as output, _in_memory("reason") as reason:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=output, stderr=reason, timeout=COMMAND_LIMIT_S, check=False)
+            printed, messages = (_text_of(each).strip() for each in (output, reason))
     except subprocess.TimeoutExpired:
         raise TokenUnavailable(setting=setting, cause=f"{name} was killed, it did not end within {COMMAND_LIMIT_S:g} s") from None
     except OSError as error:
         raise BadInput(what=setting, found=f"{words[0]} cannot be started ({error.strerror})", fix=fix) from None
-    printed = done.stdout.decode(errors="replace").strip()
     if done.returncode != 0:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it wrote no reason"])[-1]
+        last = (messages.splitlines() or ["it wrote no reason"])[-1]
         for word in printed.split():
             last = last.replace(word, "***")
         raise TokenUnavailable(setting=setting, cause=f"{name} ended with status {done.returncode}: {_without_secrets(last)}")

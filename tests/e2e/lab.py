@@ -431,10 +431,11 @@ class Lab:
             return fetched(cursor)
 
     def works_at(self, instance: str) -> bool:
-        """Whether a worker of the executor is still at this task instance: its title has the id."""
+        """Whether a worker of the executor is still at this task instance. Its title has the id, cut to the length of the scheduler's
+        command line."""
         for process in self.airflow.family("scheduler"):
             with contextlib.suppress(psutil.Error):
-                if any(instance in word for word in process.cmdline()):
+                if any(instance[:24] in word for word in process.cmdline()):
                     return True
         return False
 

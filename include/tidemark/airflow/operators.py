@@ -142,7 +142,7 @@ class ConsumeOperator(ConsumerOperator):
     def on_kill(self) -> None:
         """Kills the driver first. Also called on a timeout. Logs nothing, because a broken log pipe must not prevent the kill."""
         self._killed = True
-        if self._driver is not None:
+        if self._driver is not None and self._driver.returncode is None:  # otherwise another process may have its id
             from tidemark.driver.launch import kill_group
 
             kill_group(self._driver)

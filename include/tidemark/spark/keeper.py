@@ -159,6 +159,7 @@ class Keeper:
         pid = os.fork()
         if pid == 0:
             become(files[0], {**read_secrets(files[1]), KEEPER: str(self._path), PARENT: str(parent)})
+        _lead_group(pid)
         for file in files:
             os.close(file)
         driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
@@ -223,6 +224,7 @@ class Keeper:
         pid = os.fork()
         if pid == 0:
             _become_holder(read_secrets(file), theirs, {PARENT: str(parent)})
+        _lead_group(pid)
         theirs.close()
         ended = os.pidfd_open(pid)
         self._selector.register(ended, selectors.EVENT_READ, lambda _: self._reap(pid, ended))
@@ -313,7 +315,7 @@ def _run_forked(name: str, *, keep_open: int, run: Any) -> NoReturn:
     """Runs ``run`` in a newly forked process and ends it with the exit status. Closes all files of the parent except ``keep_open``."""
     status = 1
     try:
-        os.setsid()
+        _lead_group(0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for file in [int(entry) for entry in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - numbers
             if file > 2 and file != keep_open:
@@ -333,6 +335,13 @@ def _run_forked(name: str, *, keep_open: int, run: Any) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _lead_group(pid: int) -> None:
+    """Makes a fork lead a process group of its own; 0 is the caller. The keeper and the fork both call it, so that the group exists before
+    anybody can be asked to kill it, and before the fork starts other processes."""
+    with contextlib.suppress(OSError):  # the fork has ended
+        os.setpgid(pid, pid)
 
 
 def _set_name(name: str) -> None:

@@ -28,7 +28,8 @@ from tidemark.consume.evolve import ColumnsRefused, TableInUse
 from tidemark.db import session
 from tidemark.doctor.database import examine_database
 from tidemark.doctor.finding import Level
-from tidemark.group.coordinator import GroupConfig
+from tidemark.group.member import MemberSettings
+from tidemark.group.requests import GroupConfig
 from tidemark.offsets.store import TaskIdentity
 from tidemark.profiles import Profile
 from tidemark.records.ranges import Slice
@@ -122,7 +123,8 @@ def test_view_of_an_older_table_gets_all_its_columns(orders: Orders) -> None:
 def test_members_that_add_at_once_take_turns(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait, one for the table and one for the other member. The second one finds that the column already exists."""
     monkeypatch.setattr(evolve, "LOCK_MS", 120_000)
-    monkeypatch.setattr("tidemark.group.coordinator.GroupConfig", partial(GroupConfig, initial_rebalance_delay_ms=60_000))
+    patient = partial(MemberSettings, config=GroupConfig(initial_rebalance_delay_ms=60_000))
+    monkeypatch.setattr("tidemark.group.member.MemberSettings", patient)
     orders.topic = orders.scenario.topics.create(2)
     scenario = evolving(orders)
     scenario.set(members=2)

@@ -20,7 +20,7 @@ from tidemark.db import session
 from tidemark.driver import launch
 from tidemark.errors import BadInput, DatabaseUnavailable, Fenced
 from tidemark.group.coordinator import Coordinator
-from tidemark.group.member import Member
+from tidemark.group.member import Member, MemberSettings
 from tidemark.group.requests import GroupConfig, Leaving
 from tidemark.offsets.store import TaskIdentity
 from tidemark.records.ranges import Slice
@@ -79,7 +79,8 @@ def test_members_of_a_run_share_its_partitions_and_keep_them(team: Team, monkeyp
     """They wait for each other, read what they were assigned, and leave. The order in which they join does not matter."""
     seen = []
     with monkeypatch.context() as patient, ThreadPoolExecutor(2) as pool:
-        patient.setattr("tidemark.group.coordinator.GroupConfig", partial(GroupConfig, initial_rebalance_delay_ms=60_000))
+        settings = partial(MemberSettings, config=GroupConfig(initial_rebalance_delay_ms=60_000))
+        patient.setattr("tidemark.group.member.MemberSettings", settings)
         for order in ((0, 1), (1, 0)):
             runs = [pool.submit(team.scenario.run, task=team.task(member)) for member in order]
             assert [run.result(180).records for run in runs] == [2 * RECORDS] * 2

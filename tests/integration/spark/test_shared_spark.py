@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from tests.support.waiting import until
 
 from tidemark.connections import DATABASE_URL, FILES, KAFKA_CONFIG, SPARK_CONF
 from tidemark.driver import keeper_client
-from tidemark.driver.launch import Progress
+from tidemark.driver.launch import Progress, kill_group
 from tidemark.errors import BadInput, TidemarkError
 from tidemark.offsets.store import TaskIdentity
 from tidemark.sink.steps import Step
@@ -316,6 +317,16 @@ def test_others_go_on_when_one_driver_is_killed(scenario: Scenario, make_scenari
     assert isinstance(two.wait(), Progress), two.log
     other.check()
     assert run(scenario).counts["loaded"] == 3
+
+
+def test_driver_can_be_killed_as_soon_as_its_process_id_is_known(tmp_path: Path) -> None:
+    """Its process group exists by then, so no kill is lost."""
+    (tmp_path / "stands.py").write_text("import time\ntime.sleep(600)\n")
+    for _ in range(10):
+        driver = keeper_client.start_driver([str(tmp_path / "stands.py")], os.environ)
+        with driver.stdout:
+            kill_group(driver)
+            assert driver.wait(60) == -signal.SIGKILL
 
 
 def test_processes_that_a_transform_has_started_end_with_its_task(scenario: Scenario) -> None:

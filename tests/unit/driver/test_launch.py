@@ -1,16 +1,20 @@
-"""A caller that stops following a driver gets its own error at once, whatever holds the driver's pipe."""
+"""A run ends, and a caller that stops following its driver gets its own error, whatever holds the driver's pipe."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 
 import pytest
+from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.driver import launch
+
+NOWHERE = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
 
 
 @pytest.mark.parametrize("holder", ["driver", "process-that-it-left"])
@@ -32,12 +36,38 @@ def test_interrupt_ends_although_the_drivers_pipe_stays_open(monkeypatch: pytest
     monkeypatch.setattr(launch, "KILL_WAIT_S", 0.1)
     if holder == "driver":
         monkeypatch.setattr(launch, "kill_group", lambda driver: None)
-    nowhere = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch.run_attempt(launch.DriverArguments("orders", 4711), nowhere, on_log=interrupt)
+            launch.run_attempt(launch.DriverArguments("orders", 4711), NOWHERE, on_log=interrupt)
         os.kill(pids[0], 0)  # it still holds the pipe
     finally:
-        os.kill(pids[0], signal.SIGKILL)
+        for pid in (*pids, drivers[0].pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         drivers[0].wait()
+    until(lambda: drivers[0].stdout.closed, "the reader has closed the pipe")
     assert [thread.name for thread in threading.enumerate() if "follow 4711" in thread.name] == []
+
+
+def test_run_ends_with_its_driver_although_a_process_that_it_left_holds_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "setsid sh -c 'echo $$; exec sleep 600' & read line; echo last"
+    driver = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    lines: list[str] = []
+
+    def take(line: str) -> None:
+        lines.append(line)
+        if line != "last":
+            driver.stdin.close()
+
+    done = launch.Progress(4711, "COMMITTED", planned=True, partitions=(), lost=())
+    monkeypatch.setattr(launch, "_spawn", lambda command, env: driver)
+    monkeypatch.setattr(launch, "KILL_WAIT_S", 2.0)
+    monkeypatch.setattr(launch, "outcome", lambda url, attempt_id, died: done)
+    try:
+        assert launch.run_attempt(launch.DriverArguments("orders", 4711), NOWHERE, on_log=take) is done
+        assert lines[1:] == ["last"]
+    finally:
+        os.kill(int(lines[0]), signal.SIGKILL)
+    until(lambda: driver.stdout.closed, "the reader has closed the pipe")

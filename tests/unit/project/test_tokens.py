@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -120,6 +122,12 @@ def test_command_that_gives_no_token_has_one_error(code: str, message: str, monk
         from_command(code).token()
     assert not [secret for secret in (SECRET, "eyJ", "hunter2") if secret in f"{raised.value} {raised.value!r}"]
     assert raised.value.__cause__ is None
+
+
+def test_command_may_leave_a_process_that_holds_its_output() -> None:
+    """Such as a daemon that keeps a login. The command has ended, and its token counts."""
+    left = TokenSource(setting="x", command="sh -c 'sleep 600 & echo $!'").token().value
+    os.kill(int(left), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
