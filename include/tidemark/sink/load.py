@@ -121,8 +121,8 @@ def load_all(
 ) -> A:
     """Loads the rows of all sinks, one after the other, and returns the tally. With several sinks, ``outputs`` is called once for each.
 
-    With ``refusals``, records whose rows a sink rejects fail, and the others are loaded. If an earlier sink already holds rows of such a
-    record, loading starts over without the record. Raises the same errors as `load`.
+    With ``refusals``, records whose rows a sink rejects fail or are retried, and the others are loaded. If an earlier sink already holds
+    rows of such a record, loading starts over without the record. Raises the same errors as `load`.
     """
     tally = tally_of({})
     if len(layouts) > 1:

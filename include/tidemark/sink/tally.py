@@ -126,11 +126,11 @@ class Tally:
         self._deleted = np.zeros(self._size, dtype=np.int32)
         self.rejects: dict[int, Reject] = dict(refused)
         self.refused: dict[int, Reject] = dict(refused)
-        """Records that fail because of their rows, not because of the transform."""
+        """Records that fail, or are retried, because of their rows, not because of the transform."""
         self.partial: set[int] = set()
         """Refused records with rows in another sink, which may be stored already."""
-        for offset in refused:
-            self._dispositions[self._indexes_of(np.array([offset]))] = Disposition.FAIL
+        for offset, refusal in refused.items():
+            self._dispositions[self._indexes_of(np.array([offset]))] = refusal.disposition
 
     @property
     def _size(self) -> int:

@@ -121,6 +121,29 @@ def test_a_retried_record_is_loaded_into_all_tables(scenario: Scenario, topics: 
     assert shop.violations() == []
 
 
+def test_record_whose_row_in_the_second_table_waits_for_another_row_climbs_the_ladder(scenario: Scenario, topics: Topics) -> None:
+    """Its row in the first table is taken back, in the first reading and in a drain."""
+    lab = Lab(scenario, topics)
+    shop = Shop(scenario, "function", topic=lab.topic)
+    scenario.set(retry={"delays": ["1m", "1m"]})
+    scenario.sql("CREATE TABLE lake.packs (quantity integer PRIMARY KEY); INSERT INTO lake.packs VALUES (3)")
+    scenario.sql(f"ALTER TABLE {shop.lines} ADD FOREIGN KEY (quantity) REFERENCES lake.packs")
+    shop.produce({"id": 1, "lines": [3]}, {"id": 2, "lines": [3, 4]})
+    shop.run()
+    states = [scenario.failed("record_offset, state, retry_number, error_type")]
+    assert (shop.loaded(), shop.violations()) == ({1: [3]}, [])
+    for packs in ("", "INSERT INTO lake.packs VALUES (4)"):
+        if packs:
+            scenario.sql(packs)
+        lab.age(timedelta(minutes=2))
+        lab.relay()
+        shop.run(drain=True)
+        states.append(scenario.failed("record_offset, state, retry_number, error_type"))
+        assert shop.violations() == []
+    assert states == [[(1, state, number, "ForeignKeyViolation")] for state, number in (("WAITING", 1), ("WAITING", 2), ("LOADED", 2))]
+    assert shop.loaded() == {1: [3], 2: [3, 4]}
+
+
 def test_a_result_that_contradicts_itself_or_is_incomplete_is_refused(scenario: Scenario) -> None:
     """A record has one outcome, however many tables there are. The columns are compared with the tables before anything is read."""
     shop = Shop(scenario, "arrow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from tests.support.accounted import CASES, LAYOUT, PART, SPAN, START, WRONG, Account, Batch, agreeing, model, output
 from tests.support.sampling import examples
 
-from tidemark.records.outcome import ERROR_TEXT_LIMIT, ONLY, BadOutput, Disposition, RecordCounts, reject
+from tidemark.records.outcome import ERROR_TEXT_LIMIT, ONLY, BadOutput, Disposition, RecordCounts, Reject, reject
 from tidemark.records.ranges import Epoch, Slice
 from tidemark.sink.retry_commit import Outcomes, RetryTally
 from tidemark.sink.tally import Tally, split_output
@@ -22,13 +22,13 @@ from tidemark.sink.tally import Tally, split_output
 quick = settings(max_examples=examples(300))
 
 
-def new_tally() -> Tally:
-    return Tally(PART)
+def new_tally(refused: Mapping[int, Reject] | None = None) -> Tally:
+    return Tally(PART, refused=refused or {})
 
 
-def new_retry_tally() -> RetryTally:
+def new_retry_tally(refused: Mapping[int, Reject] | None = None) -> RetryTally:
     """All records of the slice are retried."""
-    return RetryTally(PART, np.arange(START, START + SPAN), np.zeros(SPAN, bool))
+    return RetryTally(PART, np.arange(START, START + SPAN), np.zeros(SPAN, bool), refused or {})
 
 
 tallies = pytest.mark.parametrize("tally_of", [new_tally, new_retry_tally])
@@ -64,6 +64,15 @@ def test_row_that_no_record_of_the_slice_explains_is_refused(tally_of: Callable[
     batches, columns, problem = WRONG[case]
     with pytest.raises(BadOutput, match=f"({problem}).*Nothing of this slice was stored"):
         take(tally_of(), batches, **columns)
+
+
+@tallies
+def test_record_that_a_sink_rejected_keeps_its_disposition_when_loading_starts_over(tally_of: Callable[..., Tally]) -> None:
+    """A row that waits for another one is retried, the first time and in a drain. Neither pass loads its record."""
+    refused = {START: reject(START, Disposition.RETRY, "no such order"), START + 1: reject(START + 1, Disposition.FAIL, "no city")}
+    tally = tally_of(refused)
+    take(tally, [[(0, "load"), (1, "load"), (2, "load")]])
+    assert account(tally) == Account(RecordCounts(1, 0, 1, 1, SPAN - 3, 1), refused)
 
 
 @tallies
