@@ -378,7 +378,8 @@ class _TopicClaims:
             return claim
         lost = LostRange(partition, topic_id, claim.position, jump.to, jump.reason)
         store.record_lost(cur, claimant.group_id, claimant.attempt_id, lost)
-        messages.append(partial(_log_lost, claimant.group, lost))
+        if not claim.drained:  # Postgres has the records of a retry topic's messages
+            messages.append(partial(_log_lost, claimant.group, lost))
         return store.jump(cur, claimant.group_id, claim, jump.to)
 
     def _claim_skipped(self, cur: Cursor, log_: Log, messages: list[Callable[[], None]]) -> Claim:

@@ -33,10 +33,11 @@ SELECT grp.name AS group, extract(epoch FROM clock_timestamp() - oldest.due_at):
   ) oldest;
 
 -- name: lost
--- Records that were lost, by group; a range of a topic that is gone has no known end. A rewind's skipped ranges are not lost.
+-- Records that were lost, by group; a range of a topic that is gone has no known end. A rewind's skipped ranges are not lost, nor are
+-- messages of retry topics.
 SELECT grp.name AS group, sum(coalesce(end_offset - start_offset, 0))::bigint AS records
-  FROM tidemark.lost_range JOIN tidemark.consumer_group grp USING (group_id)
- WHERE reason <> 'rewind' GROUP BY grp.name;
+  FROM tidemark.lost_range JOIN tidemark.partition_offset USING (group_id, topic_id, partition) JOIN tidemark.consumer_group grp USING (group_id)
+ WHERE reason <> 'rewind' AND NOT drained GROUP BY grp.name;
 
 -- name: rewinds
 -- Rewinds of each group that were applied, undone or not.

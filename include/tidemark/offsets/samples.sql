@@ -218,7 +218,8 @@ SELECT grp.group_id, grp.name AS "group", clock_timestamp() AS now, last.*, runs
                  GROUP BY run) run) runs ON true
   LEFT JOIN LATERAL (SELECT count(*) AS ranges, sum(end_offset - start_offset)::bigint AS records,
                             count(*) FILTER (WHERE end_offset IS NULL) AS unknown
-                       FROM tidemark.lost_range WHERE lost_range.group_id = grp.group_id AND reason <> 'rewind') lost ON true
+                       FROM tidemark.lost_range JOIN tidemark.partition_offset place USING (group_id, topic_id, partition)
+                      WHERE group_id = grp.group_id AND reason <> 'rewind' AND NOT place.drained) lost ON true
   LEFT JOIN tidemark.lag_group sampled ON sampled.group_id = grp.group_id
   LEFT JOIN LATERAL (SELECT count(*) AS partitions, max(committed_at) AS committed_at
                        FROM tidemark.partition_offset

@@ -17,7 +17,10 @@ from tests.support.waiting import until
 
 from tidemark.airflow.lineage.facets import Consumed
 from tidemark.airflow.lineage.openlineage import of_attempts
+from tidemark.airflow.web.detail import group_facts
 from tidemark.db import session, transaction
+from tidemark.metrics.families import of_state
+from tidemark.offsets import lag
 from tidemark.records.ranges import Slice
 from tidemark.retry import store
 from tidemark.retry.filter import Filter
@@ -168,8 +171,9 @@ def test_message_that_nobody_is_registered_at_is_read_past(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("loss", ["trimmed", "recreated", "deleted"])
-def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, loss: str) -> None:
-    """Scenario 15: retention removed the message, or its topic was deleted. The record is in Postgres, so nothing is lost (I7)."""
+def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, loss: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 15: retention removed the message, or its topic was deleted. The record is in Postgres, so nothing is lost (I7), and nothing
+    that counts, shows or logs lost records says so."""
     lab.read("a", "b", answers={"*": "retry"})
     lab.climb(minutes(5))
     lab.relay()
@@ -182,11 +186,17 @@ def test_record_whose_message_is_gone_from_kafka_is_published_anew(lab: Lab, los
         lab.topics.delete(tier)
     lab.age(minutes(5))
     lab.say({})
-    lab.drain()
+    first = lab.drain()
     lab.relay()
     lab.drain()
     assert lab.loaded() == ["a", "b"]
     lab.check()
+    with lab.watch.cursor() as cur:
+        counted_as_lost = next(family for family in of_state(cur) if family.name == "tidemark_lost_records").samples
+        lags = lag.group(cur, lab.group)
+        assert lags is not None
+        assert (first.lost, lags.lost_ranges, counted_as_lost, group_facts(cur, lab.group, lab.group_id, [])["lost"]) == ((), 0, [], [])
+    assert "records lost" not in caplog.text
 
 
 # ---- unexpected messages in a retry topic

@@ -4,10 +4,10 @@
 SELECT group_id, clock_timestamp() AS now FROM tidemark.consumer_group WHERE name = %(group)s;
 
 -- name: lost
--- The newest lost ranges of a group.
+-- The newest lost ranges of a group, without those of its retry topics.
 SELECT topic.name AS topic, partition, start_offset, end_offset, reason, recorded_at
-  FROM tidemark.lost_range JOIN tidemark.topic USING (topic_id)
- WHERE group_id = %(group_id)s ORDER BY lost_range_id DESC LIMIT %(limit)s;
+  FROM tidemark.lost_range JOIN tidemark.partition_offset USING (group_id, topic_id, partition) JOIN tidemark.topic USING (topic_id)
+ WHERE group_id = %(group_id)s AND NOT drained ORDER BY lost_range_id DESC LIMIT %(limit)s;
 
 -- name: pauses
 SELECT topic, partition, paused, priority, max_ahead::text AS max_ahead, reason, changed_by, changed_at
