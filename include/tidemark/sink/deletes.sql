@@ -1,13 +1,16 @@
 -- Statements that delete rows of an upsert sink.
 
 -- name: any_deletions
--- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force. One index lookup per
--- slice. Locks nothing.
+-- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force, also in a topic that was
+-- created again since. One index lookup per slice and topic. Locks nothing.
 SELECT EXISTS (SELECT FROM {source} AS source WHERE kafka_deleted),
        EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
-                WHERE start <= (SELECT max(kafka_offset) FROM tidemark.deletion
-                                 WHERE sink = %(sink)s AND parked_by IS NULL
-                                   AND kafka_topic_id = part.topic_id AND kafka_partition = part.partition));
+                 JOIN tidemark.topic USING (topic_id)
+                 JOIN tidemark.topic later ON later.name = topic.name AND later.topic_id >= part.topic_id
+                WHERE CASE WHEN later.topic_id = part.topic_id THEN start ELSE 0 END
+                      <= (SELECT max(kafka_offset) FROM tidemark.deletion
+                           WHERE sink = %(sink)s AND parked_by IS NULL
+                             AND kafka_topic_id = later.topic_id AND kafka_partition = part.partition));
 
 -- name: enter
 -- Stores the deletions of a slice.

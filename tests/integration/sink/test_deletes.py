@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.retry.lab import Lab
+from tests.integration.retry.lab import Lab, lab_on
+from tests.support.kafka_topics import Topics
 from tests.support.orders import Orders, order
 from tests.support.scenario import Scenario
 from tests.support.shell import tidemark
@@ -111,31 +112,50 @@ def test_soft_deletes_keep_the_row(scenario: Scenario) -> None:
     assert scenario.rows("city, place, kafka_deleted") == [("bonn", 1, False), ("ulm", 4, False)]
 
 
-def test_record_that_is_retried_does_not_bring_a_deleted_row_back(scenario: Scenario, topics: Any, tmp_path: Path) -> None:
-    transform = """
-        import pathlib
+OUTAGE = """
+    import pathlib
 
-        from tidemark.transform import Delete, Record, Retry
+    from tidemark.transform import Delete, Record, Retry
 
-        def transform(record: Record):
-            word = record.value.decode()
-            if word.startswith("?") and not pathlib.Path("@HERE@/up").exists():
-                raise Retry("the service is down")
-            word = word.lstrip("?")
-            return Delete(city=word[1:]) if word.startswith("-") else {"city": word, "place": record.offset}
-    """
+    def transform(record: Record):
+        word = record.value.decode()
+        if word.startswith("?") and not pathlib.Path("@HERE@/up").exists():
+            raise Retry("the service is down")
+        word = word.lstrip("?")
+        return Delete(city=word[1:]) if word.startswith("-") else {"city": word, "place": record.offset}
+"""
+
+
+@pytest.fixture
+def outage(scenario: Scenario, topics: Topics) -> Iterator[Lab]:
+    """A consumer whose records with a question mark fail until `after_the_outage`."""
     sink = {"table": scenario.table, "mode": "upsert", "key": ["city"], "deletes": "hard"}
-    lab = Lab(scenario, topics, transform=transform, ddl=TABLE, sink=sink)
-    try:
-        topics.produce(lab.topic, ["?ulm", "-ulm", "rom", "?-rom", "?-bonn", "bonn", "?york"])
-        lab.run()
-        assert scenario.rows("city") == ["rom", "bonn"]
-        (scenario.folder / "transforms" / "up").touch()
-        lab.climb(timedelta(minutes=5))
-        assert scenario.rows("city") == ["bonn", "york"]
-        assert scenario.counts()["deleted"] == 3
-    finally:
-        lab.close()
+    with lab_on(scenario, topics, transform=OUTAGE, ddl=TABLE, sink=sink) as lab:
+        yield lab
+
+
+def after_the_outage(lab: Lab) -> list[Any]:
+    """Retries what waits, and returns the sink's cities."""
+    (lab.consumer.folder / "transforms" / "up").touch()
+    lab.climb(timedelta(minutes=5))
+    return lab.consumer.rows("city")
+
+
+def test_record_that_is_retried_does_not_bring_a_deleted_row_back(outage: Lab) -> None:
+    outage.produce("?ulm", "-ulm", "rom", "?-rom", "?-bonn", "bonn", "?york")
+    outage.run()
+    assert outage.consumer.rows("city") == ["rom", "bonn"]
+    assert after_the_outage(outage) == ["bonn", "york"]
+    assert outage.consumer.counts()["deleted"] == 3
+
+
+def test_record_of_a_topic_that_was_created_again_does_not_bring_a_deleted_row_back(outage: Lab) -> None:
+    """All records of the new topic are later than the old topic's."""
+    outage.consumer.set(offset_reset="earliest")
+    outage.read("?ulm", "?york", answers={})
+    outage.topics.recreate(outage.topic)
+    outage.read("-ulm", answers={})
+    assert after_the_outage(outage) == ["york"]
 
 
 def test_trigger_that_keeps_rows_is_named_as_the_cause(scenario: Scenario) -> None:
