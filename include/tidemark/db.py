@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from importlib import resources
@@ -29,8 +29,16 @@ import psycopg2
 from psycopg2.extensions import PYDATETIMETZ, TRANSACTION_STATUS_ACTIVE, new_type, parse_dsn, register_type
 
 from tidemark import secret
-from tidemark.errors import BadInput, ConnectionRefused, DatabaseReadOnly, DatabaseUnavailable, LockTimeout, StatementTimeout
-from tidemark.tokens import TokenSource
+from tidemark.errors import (
+    BadInput,
+    ConnectionRefused,
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    LockTimeout,
+    PasswordUnavailable,
+    StatementTimeout,
+)
+from tidemark.tokens import Token, TokenSource, TokenUnavailable
 from tidemark.waiting import LOOK_EVERY_S, REPORT_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -133,7 +141,7 @@ def with_password(url: DatabaseUrl) -> dict[str, str]:
     url = read_url(url)
     parts = parsed(url)
     source = _password_source(url, parts)
-    return parts if source is None else parts | {"password": source.token().value}
+    return parts if source is None else parts | {"password": _password(source.token)}
 
 
 def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
@@ -143,16 +151,16 @@ def connect(url: DatabaseUrl, *, application: str = "tidemark") -> Connection:
     if it has one; a second time if the server refuses a password that has just been replaced. The only place that opens sessions.
 
     Raises `BadInput`, which quotes nothing of the URL, if it cannot be parsed, `DatabaseUnavailable` if the connection fails, and
-    `TokenUnavailable`.
+    `PasswordUnavailable`, which is one.
     """
     url = read_url(url)
     parts = parsed(url)
     source = _password_source(url, parts)
-    password = source.token().value if source is not None else None
+    password = _password(source.token) if source is not None else None
     try:
         connection = _connected(url, parts, application, password)
     except DatabaseUnavailable as error:
-        if source is None or "FATAL" not in error.cause or (newer := source.renewed().value) == password:
+        if source is None or "FATAL" not in error.cause or (newer := _password(source.renewed)) == password:
             raise
         connection = _connected(url, parts, application, newer)
     connection.url = url
@@ -208,6 +216,14 @@ def _password_source(url: str, parts: Mapping[str, str]) -> TokenSource | None:
         return TokenSource(setting=setting, command=value)
     about = {name: parts.get(name, default) for name, default in (("host", ""), ("port", "5432"), ("user", ""), ("dbname", ""))}
     return TokenSource(setting=setting, function=CLOUDS.get(value, value), about=tuple(about.items()))
+
+
+def _password(ask: Callable[[], Token]) -> str:
+    """A token as password. A source that fails is an outage of Postgres for all who connect: they wait, or try again."""
+    try:
+        return ask().value
+    except TokenUnavailable as error:
+        raise PasswordUnavailable(cause=f"{error.setting}: {error.cause}") from error
 
 
 def _check_url(url: str) -> None:

@@ -89,6 +89,13 @@ class ConnectionRefused(DatabaseUnavailable):
         )
 
 
+class PasswordUnavailable(DatabaseUnavailable):
+    """The command or function that gives the password of Postgres failed; it may work next time."""
+
+    def __str__(self) -> str:
+        return f"There is no password for Postgres: {self.cause}. Nothing was connected."
+
+
 class StatementTimeout(DatabaseUnavailable):
     """The role's ``statement_timeout`` ended a statement, while it worked or waited for a lock."""
 

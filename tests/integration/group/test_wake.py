@@ -143,9 +143,10 @@ def test_a_lost_connection_costs_time_and_is_made_again(scene: Scene, wakeups: W
     assert ends_early(wakeups)
 
 
-def test_without_a_server_every_wait_takes_its_time() -> None:
+@pytest.mark.parametrize("source", ["", "?password_command=false"], ids=["server", "password"])
+def test_without_a_server_or_its_password_every_wait_takes_its_time(source: str) -> None:
     """Polling is the fallback; no error is raised."""
-    with contextlib.closing(Wakeups("postgresql://nobody@127.0.0.1:1/none", "departures")) as wakeups:
+    with contextlib.closing(Wakeups(f"postgresql://nobody@127.0.0.1:1/none{source}", "departures")) as wakeups:
         assert takes_its_time(wakeups)
         assert takes_its_time(wakeups)
 

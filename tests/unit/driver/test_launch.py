@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
+from tenacity import stop_after_attempt, wait_none
 from tests.support.waiting import until
 
 from tidemark.connections import Connections
+from tidemark.db import DatabaseUrl
 from tidemark.driver import launch
+from tidemark.errors import PasswordUnavailable
 
 NOWHERE = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
 
@@ -71,3 +75,34 @@ def test_run_ends_with_its_driver_although_a_process_that_it_left_holds_the_pipe
     finally:
         os.kill(int(lines[0]), signal.SIGKILL)
     until(lambda: driver.stdout.closed, "the reader has closed the pipe")
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """Has a line for each call of the command that fails to give a password."""
+    (tmp_path / "asked").touch()
+    return tmp_path / "asked"
+
+
+@pytest.fixture
+def without_password(asked: Path) -> DatabaseUrl:
+    script = asked.with_name("password")
+    script.write_text(f"#!/bin/sh\necho >> {asked}\nexit 1\n")
+    script.chmod(0o755)
+    return f"postgresql://nobody@127.0.0.1:1/nowhere?password_command={script}"
+
+
+def test_driver_is_followed_although_the_source_of_passwords_fails(
+    asked: Path, without_password: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "POLL_S", 0.01)
+    with contextlib.closing(launch.Follow(without_password, 4711)) as follow:
+        until(lambda: asked.read_text().count("\n") > 1, "it has tried to connect again")
+        assert follow.show(lambda progress: None, print) is None
+
+
+def test_outcome_is_read_again_after_the_source_of_passwords_failed(asked: Path, without_password: DatabaseUrl) -> None:
+    read = launch.outcome.retry_with(stop=stop_after_attempt(3), wait=wait_none())  # type: ignore[attr-defined]
+    with pytest.raises(PasswordUnavailable):
+        read(without_password, 4711, launch.DriverDied(attempt_id=4711, status=0))
+    assert asked.read_text().count("\n") == 3
