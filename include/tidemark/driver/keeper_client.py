@@ -259,7 +259,7 @@ def _request_fork(env: Mapping[str, str], request: Mapping[str, Any], file: int)
         raise KeeperUnavailable(str(error)) from error
     if answer is None:
         connection.close()
-        raise KeeperUnavailable("it ended")
+        raise KeeperUnavailable(f"it ended or could not fork; its log is {socket_path(env).with_suffix('.log')}")
     return connection, answer["pid"]
 
 

@@ -129,21 +129,29 @@ class Keeper:
         self._selector.register(connection, selectors.EVENT_READ, self._dispatch)
 
     def _dispatch(self, connection: socket.socket) -> None:
-        """Handles the first message of a connection: run, call, attach or stop."""
-        message, files = receive_files(connection)
-        if message is None:
+        """Handles the first message of a connection: run, call, attach or stop. An error closes only this connection: its process then does
+        without the keeper."""
+        files: list[int] = []
+        try:
+            message, files = receive_files(connection)
+            if message is None:
+                self._close(connection)
+            elif "run" in message:
+                self._fork(connection, files, partial(_become_driver, message))
+            elif "call" in message:
+                with contextlib.suppress(Exception):  # the call meets the same error and reports it
+                    great_expectations()  # imported once here instead of in each fork
+                self._fork(connection, files, partial(_become_call, message))
+            elif "attach" in message:
+                self._attach(connection, message, files[0])
+            elif "stop" in message:
+                self._stopping = True
+        except Exception:  # noqa: BLE001 - other drivers run
+            traceback.print_exc()
             self._close(connection)
-        elif "run" in message:
-            self._fork(connection, files, partial(_become_driver, message))
-        elif "call" in message:
-            with contextlib.suppress(ModuleNotFoundError):  # without the extra `quality`, the call says what is missing
-                great_expectations()  # imported once here instead of in each fork
-            self._fork(connection, files, partial(_become_call, message))
-        elif "attach" in message:
-            self._attach(connection, message, files[0])
-            os.close(files[0])
-        elif "stop" in message:
-            self._stopping = True
+        finally:
+            for file in files:
+                os.close(file)
 
     def _close(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):  # not registered, or already closed
@@ -154,17 +162,12 @@ class Keeper:
 
     def _fork(self, task: socket.socket, files: Sequence[int], become: Callable[[int, dict[str, str]], NoReturn]) -> None:
         """Forks a process for a task. The process gets the first of the files; the second holds its environment."""
-        parent = os.getpid()
+        added = {KEEPER: str(self._path), PARENT: str(os.getpid())}
         gc.freeze()  # garbage collection would copy pages that forks share
-        pid = os.fork()
-        if pid == 0:
-            become(files[0], {**read_secrets(files[1]), KEEPER: str(self._path), PARENT: str(parent)})
-        _lead_group(pid)
-        for file in files:
-            os.close(file)
-        driver = self._drivers[task] = _Driver(task, pid, os.pidfd_open(pid))
+        pid, ended = _forked(lambda: become(files[0], {**read_secrets(files[1]), **added}))
+        driver = self._drivers[task] = _Driver(task, pid, ended)
         self._selector.modify(task, selectors.EVENT_READ, self._on_task_closed)
-        self._selector.register(driver.ended, selectors.EVENT_READ, lambda _: self._on_driver_ended(driver))
+        self._selector.register(ended, selectors.EVENT_READ, lambda _: self._on_driver_ended(driver))
         with contextlib.suppress(OSError):  # the task has ended; its connection closes
             send(task, {"pid": pid})
 
@@ -220,13 +223,9 @@ class Keeper:
 
     def _start_application(self, settings: str, file: int) -> _Application:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become_holder(read_secrets(file), theirs, {PARENT: str(parent)})
-        _lead_group(pid)
-        theirs.close()
-        ended = os.pidfd_open(pid)
+        added = {PARENT: str(os.getpid())}
+        with theirs:
+            pid, ended = _forked(lambda: _become_holder(read_secrets(file), theirs, added))
         self._selector.register(ended, selectors.EVENT_READ, lambda _: self._reap(pid, ended))
         application = _Application(settings, ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._on_holder_message(application))
@@ -246,6 +245,25 @@ class Keeper:
             for driver in application.tenants:
                 with contextlib.suppress(OSError):
                     send(driver, {"error": "the application did not start"})
+
+
+def _forked(become: Callable[[], NoReturn]) -> tuple[int, int]:
+    """Forks a process for ``become``. Returns its pid and a pidfd, readable once it has ended. Leaves no process if it raises."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become()
+        except BaseException:  # noqa: BLE001 - the fork must never go on as the keeper
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    _lead_group(pid)
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _become_driver(message: dict[str, Any], output: int, env: dict[str, str]) -> NoReturn:
