@@ -143,6 +143,16 @@ class AttemptFailed(_AttemptEnded):
     retriable = True
 
 
+class DriverNotSpawned(Unavailable):
+    """The driver's process could not be started."""
+
+    attempt_id: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"The driver of attempt {self.attempt_id} could not be started: {self.cause}. It read nothing."
+
+
 class DriverDied(Unavailable):
     """The driver ended without storing a result: it was killed or crashed."""
 
@@ -204,16 +214,15 @@ def run_attempt(
     gets the process, so that a signal handler can kill it. ``on_silence`` gets a line when Postgres stops answering and another when it
     answers again (default: ``on_log``). ``with_keeper``: a keeper forks the driver, if possible (`tidemark.driver.keeper_client`).
     The driver dies with the calling thread. The function follows it even while Postgres does not answer.
-    Raises one of the ``Attempt...`` errors or `DriverDied`.
+    Raises one of the ``Attempt...`` errors, `DriverNotSpawned`, `DriverDied`, or `BadInput` for an interpreter that cannot run drivers.
     """
-    attempt_id, command = arguments.attempt_id, arguments.command()
-    env = child_env(driver_env({**os.environ, **connections.env()}))
-    driver = _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
-    assert driver.stdout is not None
+    attempt_id = arguments.attempt_id
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    reader = threading.Thread(target=_forward_lines, args=(driver.stdout, lines), daemon=True)
     with contextlib.closing(Follow(connections.database_url, attempt_id)) as follow:
         try:
+            driver = _start(arguments, connections, on_log, with_keeper=with_keeper)
+            assert driver.stdout is not None
+            reader = threading.Thread(target=_forward_lines, args=(driver.stdout, lines), daemon=True)
             try:
                 reader.start()
                 on_start(driver)
@@ -224,10 +233,19 @@ def run_attempt(
                 _drain(lines, on_log)
             finally:
                 kill(driver)
-        except BaseException as error:  # a timeout or Ctrl-C: the caller stops following the driver
+        except BaseException as error:  # also a timeout or Ctrl-C: the caller stops following the driver
             abandon(connections.database_url, attempt_id, error)
             raise
     return outcome(connections.database_url, attempt_id, DriverDied(attempt_id=attempt_id, status=driver.wait()))
+
+
+def _start(arguments: DriverArguments, connections: Connections, on_log: Callable[[str], None], *, with_keeper: bool) -> Driver:
+    command = arguments.command()
+    env = child_env(driver_env({**os.environ, **connections.env()}))
+    try:
+        return _start_with_keeper(command, env, on_log) if with_keeper else _spawn(command, env)
+    except OSError as error:
+        raise DriverNotSpawned(attempt_id=arguments.attempt_id, cause=str(error)) from error
 
 
 def _spawn(command: Sequence[str], env: Mapping[str, str]) -> Driver:

@@ -98,7 +98,11 @@ def start(
     """
     attempt_id, url = arguments.attempt_id, connections.database_url
     application = new_application(settings, arguments.consumer, attempt_id)
-    _note(url, attempt_id, application)
+    try:
+        _note(url, attempt_id, application)
+    except BaseException as error:
+        abandon(url, attempt_id, error)
+        raise
     try:
         title = f"tidemark {arguments.consumer} attempt {attempt_id}"
         application = submit(application, settings, connections, arguments.words(), title, stopped)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from tests.support.waiting import until
 
 from tidemark.connections import Connections
 from tidemark.db import DatabaseUrl
-from tidemark.driver import launch
-from tidemark.errors import PasswordUnavailable
+from tidemark.driver import launch, on_cluster
+from tidemark.driver.environment import PYTHON
+from tidemark.driver.submission import ClusterSettings
+from tidemark.errors import BadInput, ConnectionRefused, PasswordUnavailable
 
 NOWHERE = Connections("postgresql://nobody@127.0.0.1:1/nowhere", {"bootstrap.servers": "127.0.0.1:1"}, "local[1]")
 
@@ -106,3 +110,41 @@ def test_outcome_is_read_again_after_the_source_of_passwords_failed(asked: Path,
     with pytest.raises(PasswordUnavailable):
         read(without_password, 4711, launch.DriverDied(attempt_id=4711, status=0))
     assert asked.read_text().count("\n") == 3
+
+
+@pytest.fixture
+def abandoned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The attempts that were ended, with their errors."""
+    ended: list[tuple[int, str]] = []
+
+    def abandon(_url: DatabaseUrl, attempt_id: int, error: BaseException) -> None:
+        ended.append((attempt_id, type(error).__name__))
+
+    monkeypatch.setattr(launch, "abandon", abandon)
+    monkeypatch.setattr(on_cluster, "abandon", abandon)
+    return ended
+
+
+@pytest.mark.parametrize("problem", ["interpreter", "memory"])
+def test_attempt_ends_with_its_cause_if_no_driver_can_be_started(
+    abandoned: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    """Otherwise it would be running, without a driver, until somebody gives it up for another reason."""
+
+    def popen(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    if problem == "interpreter":
+        monkeypatch.setenv(PYTHON, "/nowhere/python")
+    else:
+        monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises((BadInput, launch.DriverNotSpawned), match=r"/nowhere/python|4711 could not be started: .*allocate memory"):
+        launch.run_attempt(launch.DriverArguments("orders", 4711), NOWHERE, on_log=print)
+    assert abandoned == [(4711, "BadInput" if problem == "interpreter" else "DriverNotSpawned")]
+
+
+def test_attempt_ends_if_its_application_cannot_be_noted(abandoned: list[tuple[int, str]]) -> None:
+    settings = ClusterSettings("yarn", {}, timedelta(minutes=10))
+    with pytest.raises(ConnectionRefused):
+        on_cluster.start(launch.DriverArguments("orders", 4711), NOWHERE, settings, on_log=print)
+    assert abandoned == [(4711, "ConnectionRefused")]
