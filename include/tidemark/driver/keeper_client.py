@@ -128,11 +128,19 @@ def call_in_fork(function: Callable[[], T]) -> T:
         with theirs:
             connection, _ = _request_fork(driver_env(os.environ), {"call": True}, theirs.fileno())
         with connection:
-            ours.sendall(pickle.dumps(function))
-            ours.shutdown(socket.SHUT_WR)
-            with ours.makefile("rb") as stream:
-                answer = stream.read()
+            answer = _exchange(ours, pickle.dumps(function))
     return result(answer)  # type: ignore[no-any-return]
+
+
+def _exchange(channel: socket.socket, question: bytes) -> bytes:
+    """The answer of a fork; empty if it ends before it has read the question."""
+    try:
+        channel.sendall(question)
+        channel.shutdown(socket.SHUT_WR)
+        with channel.makefile("rb") as stream:
+            return stream.read()
+    except ConnectionError:
+        return b""
 
 
 def result(answer: bytes) -> Any:

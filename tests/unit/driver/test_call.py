@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tidemark import project
+from tidemark.driver import keeper_client
 from tidemark.driver.call import call
 from tidemark.driver.environment import CALLER_VERSION, PYTHON, VersionsDiffer, interpreter, require_same_version, separate
-from tidemark.driver.keeper_client import CallDied
+from tidemark.driver.keeper_client import CallDied, call_in_fork
 from tidemark.errors import BadInput
 from tidemark.packages import version
 from tidemark.spec import UnknownConsumer, find_consumer
@@ -74,3 +77,24 @@ def test_other_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CALLER_VERSION, "0.0.1")
     with pytest.raises(VersionsDiffer, match=rf"version 0\.0\.1 where the run was started, and {version()}"):
         require_same_version()
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["before it reads", "while it reads"])
+def test_fork_that_ends_early_is_an_outage(monkeypatch: pytest.MonkeyPatch, *, reads: bool) -> None:
+    """As when its memory is gone: the same call may succeed later."""
+    ends: list[socket.socket] = []
+
+    def request_fork(_env: object, _request: object, file: int) -> tuple[socket.socket, int]:
+        fork = socket.socket(fileno=os.dup(file))
+        if reads:
+            threading.Thread(target=lambda: (fork.recv(1), fork.close())).start()
+        else:
+            fork.close()
+        ours, theirs = socket.socketpair()
+        ends.append(theirs)
+        return ours, 4711
+
+    monkeypatch.setattr(keeper_client, "_request_fork", request_fork)
+    with pytest.raises(CallDied):
+        call_in_fork(partial(len, "x" * 1_000_000))
+    ends[0].close()
