@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tidemark import project
-from tidemark.driver.environment import driver_env, interpreter
+from tidemark.driver.environment import driver_env, interpreter, separate
 from tidemark.errors import Unavailable
 
 T = TypeVar("T")
@@ -225,11 +225,17 @@ def stop_keepers() -> None:
 
 
 def socket_path(env: Mapping[str, str]) -> Path:
-    """The socket of the keeper for processes with this environment. Each Python, and each version of Tidemark or its packages, has its own
-    keeper."""
-    package = Path(__file__).resolve().parents[1]
-    sources = sorted((str(file.relative_to(package)), file.stat().st_mtime_ns) for file in package.rglob("*.py"))
-    packages = [Path(place).stat().st_mtime_ns for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
+    """The socket of the keeper for processes with this environment. Each Python, and each version of Tidemark or its packages in its
+    environment, has its own keeper."""
+    if separate():
+        folders = sorted(Path(interpreter()).absolute().parents[1].glob("lib*/python*/*-packages"))
+        package = next((folder / "tidemark" for folder in folders if (folder / "tidemark").is_dir()), None)
+    else:
+        folders = [Path(place) for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
+        package = Path(__file__).resolve().parents[1]
+    packages = [folder.stat().st_mtime_ns for folder in folders]
+    files = [] if package is None else sorted(package.rglob("*.py"))
+    sources = [(str(file), file.stat().st_mtime_ns) for file in files]
     settings = {
         name: value
         for name, value in env.items()

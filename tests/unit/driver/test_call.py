@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -98,3 +99,18 @@ def test_fork_that_ends_early_is_an_outage(monkeypatch: pytest.MonkeyPatch, *, r
     with pytest.raises(CallDied):
         call_in_fork(partial(len, "x" * 1_000_000))
     ends[0].close()
+
+
+@pytest.mark.parametrize("changed", ["a module", "a package", "nothing"])
+def test_upgrade_of_the_other_environment_gets_another_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """The modules that a keeper has imported stay what they were."""
+    python, packages = tmp_path / "bin" / "python", tmp_path / "lib" / "python3.12" / "site-packages"
+    module = packages / "tidemark" / "consume" / "run.py"
+    for file in (python, module):
+        file.parent.mkdir(parents=True)
+        file.touch(0o755)
+    monkeypatch.setenv(PYTHON, str(python))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = keeper_client.socket_path(os.environ)
+    os.utime({"a module": module, "a package": packages, "nothing": python}[changed], (5, 5))
+    assert (keeper_client.socket_path(os.environ) == before) == (changed == "nothing")
