@@ -15,7 +15,7 @@ from tidemark.db import data_error, rows, scalar, single_row, statements
 from tidemark.errors import BadInput, Broken, DatabaseUnavailable, Fenced, Refused, Unavailable
 from tidemark.kafka.cluster import NO_ID
 from tidemark.offsets import locks
-from tidemark.records.outcome import RecordCounts
+from tidemark.records.outcome import RecordCounts, storable
 from tidemark.records.ranges import Claim, Epoch, Generation, Slice, TopicPartition
 
 if TYPE_CHECKING:
@@ -458,10 +458,8 @@ def end_abandoned(cur: Cursor) -> list[int]:
 
 def end_attempt(cur: Cursor, attempt_id: int, error: Mapping[str, str] | None = None) -> None:
     """Ends an attempt as COMMITTED or, with an error, as FAILED. Only the first call has an effect."""
-    cur.execute(
-        SQL["end_attempt"],
-        {"attempt_id": attempt_id, "state": "FAILED" if error else "COMMITTED", "error": json.dumps(error) if error else None},
-    )
+    text = json.dumps({name: storable(value) for name, value in error.items()}) if error else None
+    cur.execute(SQL["end_attempt"], {"attempt_id": attempt_id, "state": "FAILED" if error else "COMMITTED", "error": text})
 
 
 def attempt_ledger(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:

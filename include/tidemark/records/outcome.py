@@ -88,12 +88,16 @@ class BadOutput(Refused):
 
 def reject(offset: int, disposition: Disposition, error: str | None, error_type: str | None = None) -> Reject:
     """Returns a reject whose text Postgres can store. Without ``error_type``, a text like ``ValueError: no date`` is split at its colon."""
-    text = (error or "the transform gave no reason").replace("\0", "\\0")[:ERROR_TEXT_LIMIT]
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # Postgres cannot store half a surrogate pair
+    text = storable(error or "the transform gave no reason")[:ERROR_TEXT_LIMIT]
     if error_type is None:
         match = re.match(r"([A-Z]\w+): (.+)", text, re.DOTALL)
         error_type, text = (match[1], match[2]) if match else ("Error", text)
     return Reject(offset, disposition, error_type, text)
+
+
+def storable(text: str) -> str:
+    """Returns the text of an error with what Postgres cannot store, NUL and half a surrogate pair, as Python writes it."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def quoting(text: str, detail: str | None) -> str:

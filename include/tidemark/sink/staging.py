@@ -18,7 +18,7 @@ import psycopg2
 from tidemark.db import session, statements, transaction
 from tidemark.errors import DatabaseUnavailable
 from tidemark.profiles import STAGING, Profile
-from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL, BadOutput, lineage_as
+from tidemark.records.outcome import GIVEN, ONLY, OPTIONAL, BadOutput, lineage_as, storable
 from tidemark.records.ranges import Slice
 from tidemark.roles import require
 from tidemark.sink.load import Bisection, Refusals, SinkRejected, copy, halves
@@ -199,7 +199,7 @@ def _without_data(batch: pa.RecordBatch, target: Target, error: SinkRejected) ->
 
     sink = batch[OF_SINK][0].as_py() or ONLY
     layout = next(each for each in target.layouts if each.sink == sink)
-    texts = {"disposition": REFUSED, "error": f"{error.error_type}: {error.text(layout)}".replace("\0", "\\0")}
+    texts = {"disposition": REFUSED, "error": storable(f"{error.error_type}: {error.text(layout)}")}
     data = {name for name, _ in _columns(target)}
     arrays = [
         pa.nulls(1, values.type) if name in data else pa.array([texts[name]], pa.string()) if name in texts else values

@@ -1,10 +1,11 @@
-"""Attempts whose driver was killed while no process was watching it."""
+"""Attempts whose driver was killed, while no process was watching it or by the one that was."""
 
 from __future__ import annotations
 
 from tests.support.scenario import Scenario
 
-from tidemark.db import keep_visible, session, transaction
+from tidemark.db import DatabaseUrl, keep_visible, session, transaction
+from tidemark.driver import launch
 from tidemark.offsets import store
 from tidemark.offsets.store import TaskIdentity
 
@@ -24,3 +25,14 @@ def test_attempts_of_long_ago_without_a_driver_are_ended(scenario: Scenario) -> 
     states = dict(scenario.sql("SELECT attempt_id, state FROM tidemark.attempt"))
     assert states == {gone: "FAILED", alive: "RUNNING", young: "RUNNING", done: "COMMITTED"}
     assert scenario.sql("SELECT error ->> 'type' FROM tidemark.attempt WHERE state = 'FAILED'") == [("DriverGone",)]
+
+
+def test_error_that_quotes_text_which_postgres_cannot_store_ends_its_attempt(database_url: DatabaseUrl) -> None:
+    """NUL and half a surrogate pair are escaped."""
+    with session(database_url) as connection, transaction(connection) as cur:
+        attempt = store.new_attempt(cur, store.ensure_group(cur, "departures"), TaskIdentity())
+    launch.abandon(database_url, attempt, ValueError("no date: 'a\0b\ud800'"))
+    with session(database_url) as connection, transaction(connection) as cur:
+        row = store.read_attempt(cur, attempt)
+    assert row is not None
+    assert (row["state"], row["error"]["text"]) == ("FAILED", "The driver was killed: no date: 'a\\0b\\ud800'")
