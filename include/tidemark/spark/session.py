@@ -98,6 +98,11 @@ LAUNCHER_PREFIXES = ("spark.driver.", "spark.jars", "spark.files", "spark.archiv
 JVM_LIMIT_S = 300.0
 """A JVM starts within seconds, on an overloaded machine within a minute."""
 
+HIDDEN_BYTES = 64 * 1024
+"""How much of the JVM's last output is shown if its start fails."""
+READ_S = 1.0
+"""How long a start that failed waits for the rest of it."""
+
 LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -386,23 +391,37 @@ def _children() -> set[int]:
 def _quiet_unless_failed() -> Iterator[None]:
     """Hides the JVM's stderr while it starts (a dozen useless lines), unless the start fails.
 
-    The JVM inherits the file descriptor, so its later output is hidden too. Anything important also comes as an exception.
+    The JVM inherits the file descriptor, so its later output is hidden too. Spark also writes there what transforms print, so no file
+    holds it. Anything important also comes as an exception.
     """
-    with tempfile.TemporaryFile() as hidden:
-        sys.stderr.flush()
-        stderr = os.dup(2)
-        os.dup2(hidden.fileno(), 2)
-        try:
-            yield
-        except Refused:
-            raise
-        except BaseException:
-            hidden.seek(0)
-            os.write(stderr, hidden.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+    read, write = os.pipe()
+    last = bytearray()
+    reader = threading.Thread(target=_read, args=(read, last), name="hidden output", daemon=True)
+    reader.start()
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(write, 2)
+    os.close(write)
+    try:
+        yield
+    except Refused:
+        raise
+    except BaseException:
+        os.dup2(stderr, 2)
+        reader.join(READ_S)  # at once, unless the JVM is still there
+        os.write(stderr, bytes(last))
+        raise
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _read(pipe: int, last: bytearray) -> None:
+    """Reads a pipe until the last process that writes to it has ended. Keeps the last bytes."""
+    with open(pipe, "rb", buffering=0) as output:
+        while chunk := output.read(HIDDEN_BYTES):
+            last += chunk
+            del last[:-HIDDEN_BYTES]
 
 
 def _zip_modules(folders: Sequence[Path]) -> str:

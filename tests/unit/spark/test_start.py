@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 from tidemark import project
 from tidemark.spark import session
@@ -96,3 +98,23 @@ def test_file_of_another_user_in_the_place_of_a_folder_does_not_stop_a_run(
     folder = Path(session._private()["spark.local.dir"])
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(other.iterdir()) == []
+
+
+def test_output_of_a_jvm_that_started_takes_no_space(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its Python workers print to it as long as it lives. It does not wait either, and nothing is shown."""
+    with session._quiet_unless_failed():
+        jvm = subprocess.Popen(["sh", "-c", "read go; head -c 10000000 /dev/zero >&2"], stdin=subprocess.PIPE)
+    assert Path(f"/proc/{jvm.pid}/fd/2").readlink().name.startswith("pipe:")
+    jvm.communicate(b"\n", timeout=60)
+    until(lambda: "hidden output" not in {thread.name for thread in threading.enumerate()}, "the reader has ended with the JVM")
+    assert capfd.readouterr().err == ""
+
+
+def test_output_of_a_jvm_that_did_not_start_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """As much as may be of interest."""
+    script = "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo No memory. >&2; exit 1"
+    with pytest.raises(subprocess.CalledProcessError), session._quiet_unless_failed():
+        subprocess.run(["sh", "-c", script], check=True)
+    shown = capfd.readouterr().err
+    assert shown.endswith("xNo memory.\n")
+    assert len(shown) == session.HIDDEN_BYTES
