@@ -28,14 +28,14 @@ def maintain(
     """Also closes attempts whose drivers are gone, samples the lag of the project's consumers, and publishes mirrored positions."""
     period = parse_keep(default_keep() if keep is None else keep)
     with connected(needs=Profile.REWINDER) as connection:
-        result = maintenance.maintain(connection, period, by=who())
         try:
             good, _ = read_folder()
             mirrored, problems = maintenance.sample_and_mirror(connection, kafka_cluster(), good.values())
         except TidemarkError as error:
             mirrored, problems = {}, [f"lag not sampled, or positions not mirrored: {error}"]
-    for problem in problems:
-        print_note(problem)
+        for problem in problems:
+            print_note(problem)
+        result = maintenance.maintain(connection, period, by=who())
     removed, emptied, ended = result.removed, result.emptied, result.ended
     if output is OutputFormat.JSON:
         print_json(
