@@ -153,9 +153,13 @@ class Decoding:
         path = project.schemas() / name
         key = ("format", f"{side}_schema")
         try:
-            return compiled(path.read_text(), _imports(path), message) if path.suffix == ".proto" else parse(path.read_text())
+            text = path.read_text(encoding="utf-8")
+            return compiled(text, _imports(path), message) if path.suffix == ".proto" else parse(text)
         except OSError:
             problem = self._spec.problem(key, f"schema file {name} not found in {path.parent}", "create it, or correct the name")
+        except UnicodeDecodeError:
+            folder = f", or another schema file in {path.parent}," if path.suffix == ".proto" else ""
+            problem = self._spec.problem(key, f"schema file {name}{folder} is not UTF-8 text", "save it as UTF-8")
         except BadSchema as error:
             problem = self._spec.problem(key, f"{name}: {error}", "correct the schema")
         raise self._spec.invalid(problem)
@@ -172,7 +176,8 @@ def decode_for_people(spec: ConsumerSpec, registry: RegistryConfig | None, topic
 
 def _imports(path: Path) -> dict[str, str]:
     """Returns the other Protobuf files of the folder, by import path."""
-    return {str(file.relative_to(project.schemas())): file.read_text() for file in project.schemas().rglob("*.proto") if file != path}
+    files = project.schemas().rglob("*.proto")
+    return {str(file.relative_to(project.schemas())): file.read_text(encoding="utf-8") for file in files if file != path}
 
 
 @dataclass(frozen=True, slots=True)

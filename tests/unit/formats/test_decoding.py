@@ -8,6 +8,7 @@ import json
 import pickle
 import uuid
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -18,13 +19,16 @@ from hypothesis import strategies as st
 from tests.support.encoded import batch, framed, record, written
 from tests.support.sampling import examples
 
+from tidemark import project
 from tidemark.formats import avro
 from tidemark.formats.avro import BadDatum, decode
 from tidemark.formats.connect import InvalidConnectValue
 from tidemark.formats.decoder import Decoder, SchemasMissing, SchemaUnknown, Undecodable
 from tidemark.formats.schema import BadSchema, parse
 from tidemark.formats.shape import Unresolvable, plain, resolved, type_of
+from tidemark.spec import SpecInvalid, load_consumer
 from tidemark.spec.model import Encoding
+from tidemark.worker.decoding import Decoding
 
 UTC = dt.UTC
 LINE = record("Line", sku="string")
@@ -397,3 +401,16 @@ def test_many_broken_data_are_found_without_bisection(monkeypatch: pytest.Monkey
     assert calls == [1500, 500]
     decoded, wrong = decoder().batch(batch([framed(b"\xff")] * 500))
     assert (decoded.num_rows, len(wrong)) == (0, 500)
+
+
+@pytest.mark.parametrize(("encoding", "file"), [("avro", "order.avsc"), ("protobuf", "order.proto")])
+def test_schema_file_that_is_not_utf_8_is_a_problem_of_the_spec(
+    encoding: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows' shells write UTF-16."""
+    monkeypatch.setattr(project, "schemas", lambda: tmp_path)
+    (tmp_path / file).write_text("{}", encoding="utf-16")
+    path = tmp_path / "orders.yaml"
+    path.write_text(f"topics: [orders]\nsink: {{table: a.b}}\ntransform: t:t\nformat: {{value: {encoding}, value_schema: {file}}}\n")
+    with pytest.raises(SpecInvalid, match=f"{file}.* is not UTF-8 text"):
+        Decoding(load_consumer(path), None, lambda: ["orders"]).learn(SchemasMissing(topics=frozenset({"orders"})))
