@@ -44,6 +44,7 @@ from tidemark.retry.pending import tried as tries_of
 from tidemark.retry.relay import relay as publish
 from tidemark.retry.topics import ExistingTopic, ensure_topics
 from tidemark.spec import ConsumerSpec, find_consumer
+from tidemark.spec.problem import text_of
 from tidemark.text.duration import format_duration
 from tidemark.text.moment import parse_moment
 from tidemark.text.storable import BIGINT, INTEGER
@@ -276,7 +277,7 @@ def edit(
     null_value: Annotated[bool, typer.Option("--null-value", help="Set the value to null (a tombstone).")] = False,
     key: Annotated[str | None, typer.Option(help="The new key, as text.")] = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", help="A file of edited `export` lines with the new payloads.", exists=True)
+        Path | None, typer.Option("--from", help="A file of edited `export` lines with the new payloads.", exists=True, dir_okay=False)
     ] = None,
     output: Output = OutputFormat.TABLE,
 ) -> None:
@@ -301,16 +302,14 @@ def edit(
 
     edits: list[tuple[int, Callable[[Payload], Payload]]]
     if from_ is not None:
-        lines = [line for line in from_.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = text_of(from_, what="--from", fix="Name a file of lines that `tidemark retries export` wrote.")
+        lines = [line for line in text.split("\n") if line.strip()]  # other line breaks may be part of a text in JSON
         edits = [(record_number, lambda _, payload=payload: payload) for record_number, payload in map(parse_edit, lines)]  # type: ignore[misc]
     else:
         assert number is not None
         edits = [(number, edited)]
     with _opened(name) as (connection, spec):
-        stored = {
-            record_number: admin.edit(connection, spec.group, record_number, change, reason=reason, by=who())
-            for record_number, change in edits
-        }
+        stored = admin.edit(connection, spec.group, edits, reason=reason, by=who())
     changed = [record_number for record_number, action in stored.items() if action is not None]
     if output is OutputFormat.JSON:
         print_json({"edited": changed, "actions": [action for action in stored.values() if action is not None]})

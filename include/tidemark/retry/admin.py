@@ -1,7 +1,7 @@
 """Operators' access to records that were not loaded: list, count, show, export, discard, edit.
 
-Each action is one transaction, with a row in ``retry_action``: who, when, why, which records, how many. Reads change and lock nothing. A
-record is edited in place; its original is kept with the action.
+Each action has a row in ``retry_action``: who, when, why, which records, how many. Each call is one transaction. Reads change and lock
+nothing. A record is edited in place; its original is kept with the action.
 """
 
 from __future__ import annotations
@@ -254,30 +254,41 @@ def discard(connection: Connection, group: str, filter_: Filter, *, reason: str,
     return int(records)
 
 
-def edit(connection: Connection, group: str, number: int, change: Callable[[Payload], Payload], *, reason: str, by: str) -> int | None:
-    """Replaces the payload of a failed record and keeps the original. Returns the action's id, or `None` if nothing changed.
+def edit(
+    connection: Connection, group: str, edits: Sequence[tuple[int, Callable[[Payload], Payload]]], *, reason: str, by: str
+) -> dict[int, int | None]:
+    """Replaces the payloads of failed records, all or none, and keeps the originals. Returns each record's action, `None` if nothing of it
+    changed.
 
-    This does not retry the record; a redrive does. Raises `NotEditable` or `BadInput`.
+    This does not retry the records; a redrive does. Raises `NotEditable` or `BadInput`.
     """
     reason = check_reason(reason)
     with transaction(connection) as cur:
         group_id = require_group(cur, group)
         begin_change(cur, group_id)
-        cur.execute(SQL["lock_record"], {"group_id": group_id, "number": number})
-        records = rows(cur)
-        if not records:
-            raise _unknown(group, number)
-        state, original = RecordState(records[0]["state"]), _payload(records[0])
-        if state is not RecordState.FAILED and not (state is RecordState.WAITING and records[0]["publish_error"] is not None):
-            raise NotEditable(number=number, state=state)
-        edited = change(original)
-        if edited == original:
-            return None
-        action = add_action(cur, group_id, "EDIT", Filter(numbers=(number,)), reason, by, records=1)
-        cur.execute(SQL["keep_original"], {"action_id": action, "number": number})
-        values = {"key": edited.key, "value": edited.value, "headers": json.dumps(headers_json(edited.headers))}
-        cur.execute(SQL["edit"], {**values, "action_id": action, "number": number})
-    log.info("edited group=%s record=%s action=%s by=%s", group, number, action, by)
+        cur.execute(SQL["lock_records"], {"group_id": group_id, "numbers": [number for number, _ in edits]})
+        stored = {number: _edit(cur, group, group_id, number, change, reason, by) for number, change in edits}
+    for number, action in stored.items():
+        if action is not None:
+            log.info("edited group=%s record=%s action=%s by=%s", group, number, action, by)
+    return stored
+
+
+def _edit(cur: Cursor, group: str, group_id: int, number: int, change: Callable[[Payload], Payload], reason: str, by: str) -> int | None:
+    cur.execute(SQL["original"], {"group_id": group_id, "number": number})
+    records = rows(cur)
+    if not records:
+        raise _unknown(group, number)
+    state, original = RecordState(records[0]["state"]), _payload(records[0])
+    if state is not RecordState.FAILED and not (state is RecordState.WAITING and records[0]["publish_error"] is not None):
+        raise NotEditable(number=number, state=state)
+    edited = change(original)
+    if edited == original:
+        return None
+    action = add_action(cur, group_id, "EDIT", Filter(numbers=(number,)), reason, by, records=1)
+    cur.execute(SQL["keep_original"], {"action_id": action, "number": number})
+    values = {"key": edited.key, "value": edited.value, "headers": json.dumps(headers_json(edited.headers))}
+    cur.execute(SQL["edit"], {**values, "action_id": action, "number": number})
     return action
 
 

@@ -74,10 +74,15 @@ SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY fa
 -- name: count_action
 UPDATE tidemark.retry_action SET records = %(records)s WHERE action_id = %(action_id)s;
 
--- name: lock_record
--- Locks one record.
+-- name: lock_records
+SELECT failed_record_id FROM tidemark.failed_record
+ WHERE group_id = %(group_id)s AND failed_record_id = ANY (%(numbers)s)
+ ORDER BY retry_topic_id, retry_partition, retry_offset, failed_record_id FOR UPDATE;
+
+-- name: original
+-- Needs the record's lock.
 SELECT state, key, value, headers, publish_error FROM tidemark.failed_record
- WHERE group_id = %(group_id)s AND failed_record_id = %(number)s FOR UPDATE;
+ WHERE group_id = %(group_id)s AND failed_record_id = %(number)s;
 
 -- name: keep_original
 INSERT INTO tidemark.failed_record_edit (action_id, failed_record_id, key, value, headers)

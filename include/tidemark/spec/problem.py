@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemark import project
-from tidemark.errors import Refused
+from tidemark.errors import BadInput, Refused
 from tidemark.text.wording import counted, nearest, quoted
 
 KeyPath = tuple[str | int, ...]
@@ -125,6 +125,17 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(project.root()))
     except (ValueError, OSError):
         return str(path)
+
+
+def text_of(path: Path, *, what: str, fix: str) -> str:
+    """Reads a file that a user named on the command line. Raises `BadInput` if it cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(what=what, found=f"{shown(path)} is not UTF-8 text", fix="Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        problem = f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise BadInput(what=what, found=problem, fix=fix) from None
 
 
 def _around(text: str, column: int) -> tuple[str, int]:

@@ -223,9 +223,9 @@ def test_an_edit_keeps_what_was_and_links_both_ways(outbox: Outbox) -> None:
     number = outbox.add(b"bad", key=b"key", headers=[("a", b"1")], failed=True)
     outbox.relay()
     with outbox.session() as connection:
-        first = admin.edit(connection, outbox.group, number, lambda was: Payload(was.key, b"better", was.headers), **WHY)
-        second = admin.edit(connection, outbox.group, number, lambda _: Payload(None, None, [("b", None)]), **WHY)
-        same = admin.edit(connection, outbox.group, number, lambda was: was, **WHY)
+        first = admin.edit(connection, outbox.group, [(number, lambda was: Payload(was.key, b"better", was.headers))], **WHY)[number]
+        second = admin.edit(connection, outbox.group, [(number, lambda _: Payload(None, None, [("b", None)]))], **WHY)[number]
+        same = admin.edit(connection, outbox.group, [(number, lambda was: was)], **WHY)[number]
         found = admin.show_record(connection, outbox.group, number)
     assert same is None
     assert found.payload == Payload(None, None, (("b", None),))
@@ -249,8 +249,8 @@ def test_only_what_has_failed_can_be_edited(outbox: Outbox) -> None:
     with outbox.session() as connection:
         for number in (waiting, loaded):
             with pytest.raises(NotEditable, match="Nothing was changed"):
-                admin.edit(connection, outbox.group, number, lambda was: Payload(was.key, b"new", was.headers), **WHY)
-        assert admin.edit(connection, outbox.group, large, lambda was: Payload(was.key, b"small", was.headers), **WHY)
+                admin.edit(connection, outbox.group, [(number, lambda was: Payload(was.key, b"new", was.headers))], **WHY)
+        assert admin.edit(connection, outbox.group, [(large, lambda was: Payload(was.key, b"small", was.headers))], **WHY)[large]
     assert outbox.relay().records == 2
     assert sorted(outbox.hops()) == [waiting, large]
     outbox.check_published()
@@ -271,6 +271,22 @@ def test_an_export_is_read_again_by_edit(outbox: Outbox) -> None:
     assert [outbox.record(number)["headers"] for number in made[:2]] == [[["h", "gA=="]], [["a", "Yj1j"]]]
     file.write_text('{"number": 1}\n')
     assert "not a line of an export" in command(outbox, "edit", "--from", str(file), *REASON).stderr
+
+
+def test_records_of_a_file_are_edited_all_or_none(outbox: Outbox) -> None:
+    """The error says that nothing was changed. The same holds for a number that the group does not have."""
+    failed, waiting = outbox.add(b"bad", failed=True), outbox.add(b"x")
+
+    def new(was: Payload) -> Payload:
+        return Payload(was.key, b"new", was.headers)
+
+    with outbox.session() as connection:
+        with pytest.raises(NotEditable, match="Nothing was changed"):
+            admin.edit(connection, outbox.group, [(failed, new), (waiting, new)], **WHY)
+        with pytest.raises(BadInput, match="no failed record"):
+            admin.edit(connection, outbox.group, [(failed, new), (10**30, new)], **WHY)
+        assert admin.actions(connection, outbox.group, limit=10) == []
+        assert admin.show_record(connection, outbox.group, failed).payload.value == b"bad"
 
 
 def test_an_export_is_complete_whatever_its_size(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_records_that_were_settled_long_ago_are_emptied_and_go_on_to_count(lab: 
     lab.drain()
     numbers = dict(lab.failed("convert_from(value, 'UTF8'), failed_record_id"))
     with session(lab.url) as connection:
-        admin.edit(connection, lab.group, numbers["d"], lambda was: Payload(was.key, b"D", was.headers), **WHY)
+        admin.edit(connection, lab.group, [(numbers["d"], lambda was: Payload(was.key, b"D", was.headers))], **WHY)
         admin.discard(connection, lab.group, Filter(numbers=(numbers["c"], numbers["d"])), **WHY)
         assert empty_settled(connection, DAY) == 0
         lab.age(timedelta(hours=25))

@@ -62,7 +62,7 @@ def test_a_broken_record_is_edited_and_retried_at_once(lab: Lab) -> None:
     lab.relay()
     ((bad,), *_) = lab.failed("failed_record_id")
     with session(lab.url) as connection:
-        admin.edit(connection, lab.group, bad, lambda was: Payload(was.key, b"good", was.headers), **WHY)
+        admin.edit(connection, lab.group, [(bad, lambda was: Payload(was.key, b"good", was.headers))], **WHY)
     lab.redrive(to=Destination.NOW)
     lab.climb(minutes(0))
     assert lab.failed() == [(0, "LOADED", 6), (1, "WAITING", 1), (2, "FAILED", 6)]

@@ -8,6 +8,7 @@ All problems of a file are reported at once, each with its line and what to writ
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
-from tidemark.spec.problem import Problem, masked, shown
+from tidemark.spec.problem import Problem, masked, shown, text_of
 from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import counted, nearest, quoted
 
@@ -46,15 +47,10 @@ class OffsetsFileInvalid(Refused):
 
 def read_text(path: Path) -> str:
     """Reads a file that a user named on the command line. Raises `BadInput` if it cannot be read or is too large."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # reading it raises them, too
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(path)
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadInput(what="offsets", found=f"{shown(path)} is not UTF-8 text", fix="Save it as UTF-8.") from None
-    except (OSError, ValueError) as error:
-        found = f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise BadInput(what="offsets", found=found, fix="Name a file that kafka-consumer-groups --export wrote.") from None
+    return text_of(path, what="offsets", fix="Name a file that kafka-consumer-groups --export wrote.")
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
