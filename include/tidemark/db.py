@@ -264,13 +264,14 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
 
     Raises `DatabaseUnavailable` if the session is lost; the outcome of a COMMIT in progress is then unknown.
     """
-    with _outages(), connection, connection.cursor() as cursor:
+    with outages(), connection, connection.cursor() as cursor:
         Cursor.execute(cursor, FIX_PATH)
         yield cursor
 
 
 @contextlib.contextmanager
-def _outages() -> Iterator[None]:
+def outages() -> Iterator[None]:
+    """Raises `DatabaseUnavailable` for the block's errors that are outages (`is_outage`). `transaction` includes it."""
     try:
         yield
     except (psycopg2.OperationalError, psycopg2.InterfaceError, psycopg2.InternalError) as error:
@@ -288,7 +289,7 @@ def kept_open(connection: Connection) -> Iterator[Cursor]:
     """
     assert isinstance(connection, Session)
     application = connection.get_dsn_parameters()["application_name"]
-    with _outages(), session(connection.url, application=application) as other:
+    with outages(), session(connection.url, application=application) as other:
         other.set_session(isolation_level="READ COMMITTED")  # a stricter level would keep its snapshot
         with other.cursor() as cursor:
             cursor.execute(f"{FIX_PATH}; {RELEASE_IF_LOST}; {UNLIMITED}")

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
+
+from tidemark.db import READ_ONLY, is_outage, unavailable
 from tidemark.errors import Refused
 from tidemark.quality.merged_ranges import Partition, Range, covers, predicate
 from tidemark.quality.suite import UNEXPECTED_ROWS, Expectation, Suite, configuration, great_expectations
@@ -109,13 +112,27 @@ def evaluate(connection: Connection, suite: Suite, ranges: Mapping[Partition, li
 
     The session must be in autocommit mode, with a transaction begun by a statement. Then SQLAlchemy's commits and rollbacks do not end it,
     and all reads use the caller's snapshot. One thread at a time: Great Expectations keeps its project in a global.
-    Raises `ExpectationError` if any expectation could not be evaluated.
+    Raises `ExpectationError` if any expectation could not be evaluated, and `DatabaseUnavailable` if an outage was the reason.
     """
     if not suite.expectations:
         return []
+    outages: dict[str, psycopg2.Error] = {}
+    try:
+        return _evaluate(connection, suite, ranges, outages)
+    except ExpectationError as error:
+        for problem in error.problems:
+            if outage := outages.get(problem.cause):
+                raise unavailable(outage) from error
+        raise
+
+
+def _evaluate(
+    connection: Connection, suite: Suite, ranges: Mapping[Partition, list[Range]], outages: dict[str, psycopg2.Error]
+) -> list[Evaluated]:
+    """Collects the outages that Great Expectations caught, by the text that it keeps of them."""
     zoned = _zoned_columns(connection)
     expectations = tuple(_in_utc(expectation, zoned) for expectation in suite.expectations)
-    batch = _batch(connection)
+    batch = _batch(connection, outages)
     results, unevaluated = _count_failures(batch, expectations)
     if unevaluated:
         raise ExpectationError(suite=str(suite.path), problems=unevaluated)
@@ -179,7 +196,7 @@ def _has_no_values(connection: Connection, expectation: Expectation, observed: M
     return row is not None and bool(row[0])
 
 
-def _batch(connection: Connection) -> Any:
+def _batch(connection: Connection, outages: dict[str, psycopg2.Error]) -> Any:
     gx = great_expectations()
     from great_expectations.data_context.types.base import ProgressBarsConfig
     from sqlalchemy.pool import StaticPool
@@ -198,12 +215,12 @@ def _batch(connection: Connection) -> Any:
         kwargs={"creator": lambda: connection, "poolclass": OurSession, "use_native_hstore": False},
     )
     batch = source.add_table_asset(RUN_ROWS, table_name=RUN_ROWS).add_batch_definition_whole_table(RUN_ROWS).get_batch()
-    _keep_transaction(connection, batch.data.execution_engine.engine)
+    _keep_transaction(connection, batch.data.execution_engine.engine, outages)
     return batch
 
 
-def _keep_transaction(connection: Connection, engine: Any) -> None:
-    """Rolls back to a savepoint after each failed statement, so that the transaction can continue.
+def _keep_transaction(connection: Connection, engine: Any, outages: dict[str, psycopg2.Error]) -> None:
+    """Rolls back to a savepoint after each failed statement, so that the transaction can continue. Adds outages to ``outages``.
 
     Great Expectations tries a failing metric three times and reports the last message. Without the savepoint, that would be "current
     transaction is aborted", and valid expectations would fail with it too.
@@ -213,7 +230,10 @@ def _keep_transaction(connection: Connection, engine: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SAVEPOINT all_is_well")
 
-    def roll_back(_: Any) -> None:
+    def roll_back(context: Any) -> None:
+        error = context.original_exception
+        if isinstance(error, psycopg2.Error) and error.pgcode != READ_ONLY and is_outage(error):  # the suite may not write
+            outages[_first_line(str(error))] = error
         if not connection.closed:
             with connection.cursor() as cursor:
                 cursor.execute("ROLLBACK TO SAVEPOINT all_is_well")

@@ -11,10 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
-import psycopg2.errors
-
-from tidemark.db import FIX_PATH, rows, scalar, session, statements, transaction, unavailable
+from tidemark.db import FIX_PATH, outages, rows, scalar, session, statements, transaction
 from tidemark.errors import BadInput, DatabaseUnavailable
 from tidemark.offsets.store import require_group
 from tidemark.quality.conservation import Violation, check_conservation, read_violations
@@ -70,12 +67,10 @@ def validate(
                 return _empty_report(group, run)
             loaded = {table: None if suite is None else load_suite(suite) for table, suite in suites.items()}
             return _validate(connection, run, group, loaded, upsert, started)
-        except (psycopg2.OperationalError, psycopg2.InterfaceError, ExpectationError) as error:
+        except ExpectationError as error:
             if connection.closed:  # the expectation is not at fault
                 raise DatabaseUnavailable(cause=str(error).strip()) from error
             raise
-        except psycopg2.errors.ReadOnlySqlTransaction as error:
-            raise unavailable(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +180,14 @@ def _empty_report(group: str, run: ValidatedRun) -> ValidationReport:
 
 @contextmanager
 def _snapshot(connection: Connection) -> Iterator[Cursor]:
-    """One REPEATABLE READ transaction, rolled back at the end.
+    """One REPEATABLE READ transaction, rolled back at the end. Raises `DatabaseUnavailable`, as `transaction` does.
 
     A statement begins it while psycopg2 is in autocommit mode. Then the ``commit`` and ``rollback`` that SQLAlchemy calls after every query
     do nothing, and the snapshot survives them.
     """
     connection.autocommit = True
     try:
-        with connection.cursor() as cursor:
+        with outages(), connection.cursor() as cursor:
             cursor.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ; {FIX_PATH}")
             try:
                 yield cursor

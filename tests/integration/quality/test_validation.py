@@ -16,8 +16,8 @@ from tests.support.departures import DDL, GROUP, TABLE
 from tests.support.departures import Departures as Scenario
 from tests.support.waiting import until
 
-from tidemark.db import session
-from tidemark.errors import BadInput, DatabaseUnavailable
+from tidemark.db import session, with_parameter
+from tidemark.errors import BadInput, DatabaseUnavailable, LockTimeout
 from tidemark.quality import (
     ExpectationError,
     ValidatedRun,
@@ -213,6 +213,27 @@ def test_a_session_that_is_lost_says_nothing_about_the_suite(departures: Scenari
     ends = expectation(UNEXPECTED, unexpected_rows_query="SELECT pg_terminate_backend(pg_backend_pid()) FROM {batch}")
     with pytest.raises(DatabaseUnavailable):
         departures.validate("run", ends)
+    assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "expectations",
+    [
+        [],
+        [expectation(UNEXPECTED, unexpected_rows_query="SELECT sink.* FROM {batch} sink JOIN analytics.carriers USING (carrier)")],
+    ],
+    ids=["conservation", "expectation"],
+)
+def test_outage_while_rows_are_judged_is_tried_again(departures: Scenario, expectations: list[dict[str, Any]]) -> None:
+    """A lock that was not granted in time, as well as a statement timeout or a full disk. Nothing is stored."""
+    departures.batch("run", 0, 1)
+    departures.sql("CREATE TABLE analytics.carriers (carrier text)")
+    departures.url = with_parameter(departures.url, "options", "-c lock_timeout=100")
+    departures.sql("BEGIN")
+    departures.sql(f"LOCK TABLE {'analytics.carriers' if expectations else TABLE}")
+    with pytest.raises(LockTimeout):
+        departures.validate("run", *expectations)
+    departures.sql("ROLLBACK")
     assert departures.sql("SELECT count(*) FROM tidemark.validation") == [(0,)]
 
 
