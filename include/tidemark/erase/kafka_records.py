@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tidemark.db import rows, scalar, statements
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import KafkaConfig
-from tidemark.kafka.reader import read
+from tidemark.kafka.reader import RangeGone, read
 from tidemark.records.ranges import Log, TopicPartition
 from tidemark.retry.ladder import Ladder
 from tidemark.text.wording import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tidemark.db import Cursor
     from tidemark.spec import ConsumerSpec
 
@@ -46,7 +48,8 @@ class InKafka:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """The records of a key: sorted offsets by partition, with the topics' UUIDs and the logs that were read."""
+    """The records of a key: sorted offsets by partition, with the topics' UUIDs and the logs that were read. A log starts where retention
+    had moved its start when it was read."""
 
     uuids: Mapping[str, str]
     logs: Mapping[TopicPartition, Log]
@@ -64,9 +67,9 @@ def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: b
     logs = cluster.logs(partition for topic in topics for partition in topic.all())
     matches: dict[TopicPartition, list[int]] = {}
     done, total = 0, sum(log.end - log.start for log in logs.values())
-    for partition, log in sorted(logs.items()):
+    for partition, log in sorted(logs.items()):  # as it was at first
         reported = done
-        for chunk in read(config, partition, log.start, log.end) if log.start < log.end else ():
+        for chunk in _read_log(cluster, config, logs, partition):
             matches.setdefault(partition, []).extend(chunk["offset"].filter(pc.equal(chunk["key"], key)).to_pylist())
             at = done + chunk["offset"][-1].as_py() + 1 - log.start
             if at - reported >= PROGRESS_EVERY:
@@ -75,6 +78,31 @@ def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: b
         done += log.end - log.start
     on_progress(f"read {counted(done, 'offset')}, found {counted(sum(map(len, matches.values())), 'record')} of the key")
     return Keyed({topic.name: topic.kafka_uuid for topic in topics}, logs, matches)
+
+
+def _read_log(
+    cluster: Cluster, config: KafkaConfig, logs: dict[TopicPartition, Log], partition: TopicPartition
+) -> Iterator[pa.RecordBatch]:
+    """Reads a partition, which may be hours after its log was looked up. Continues where retention has moved the start of the log, and
+    updates the log."""
+    position, end = logs[partition].start, logs[partition].end
+    gone: RangeGone | None = None
+    while position < end:
+        start = cluster.log_starts([partition])[partition]
+        if start > position:
+            logs[partition] = replace(logs[partition], start=start, end=max(start, end))
+            position = start
+        elif gone is not None:  # not by retention
+            raise gone
+        if position >= end:
+            return
+        try:
+            for chunk in read(config, partition, position, end):
+                yield chunk
+                position = chunk["offset"][-1].as_py() + 1
+            return
+        except RangeGone as error:
+            gone = error
 
 
 def in_kafka(cur: Cursor, cluster: Cluster, spec: ConsumerSpec, group_id: int) -> list[InKafka]:
