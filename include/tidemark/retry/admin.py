@@ -235,21 +235,30 @@ def select_to_discard(connection: Connection, group: str, filter_: Filter) -> Se
 def discard(connection: Connection, group: str, filter_: Filter, *, reason: str, by: str, only: str | None = None) -> int:
     """Discards matching records that are waiting, held or failed: they are not tried again. Returns their number.
 
-    With ``only``, the digest of a `Selection`, it discards exactly those records, or raises `SelectionChanged`. Raises `BadInput` for an
-    empty reason, an empty filter, or a number that is not a record of the group.
+    With ``only``, the digest of a `Selection`, it discards exactly those records, or raises `SelectionChanged`. Then it may be repeated
+    when the answer to its COMMIT was lost. Raises `BadInput` for an empty reason, an empty filter, or a number that is not a record of the
+    group.
     """
     reason = check_reason(reason)
     _refuse_all(filter_)
-    with transaction(connection) as cur:
-        params = condition(cur, group, filter_)
-        begin_change(cur, params["group_id"])
-        _require_numbers(cur, group, filter_)
-        action = add_action(cur, params["group_id"], "DISCARD", filter_, reason, by)
-        cur.execute(SQL["discard"], {**params, "action_id": action})
-        records, digest = single_row(cur)
-        if only not in (None, digest):
-            raise SelectionChanged(group=group)
-        cur.execute(SQL["count_action"], {"action_id": action, "records": records})
+    try:
+        with transaction(connection) as cur:
+            params = condition(cur, group, filter_)
+            begin_change(cur, params["group_id"])
+            _require_numbers(cur, group, filter_)
+            action = add_action(cur, params["group_id"], "DISCARD", filter_, reason, by)
+            cur.execute(SQL["discard"], {**params, "action_id": action})
+            records, digest = single_row(cur)
+            if only not in (None, digest):
+                raise SelectionChanged(group=group)
+            cur.execute(SQL["count_action"], {"action_id": action, "records": records})
+    except SelectionChanged:
+        with transaction(connection) as cur:
+            cur.execute(SQL["discarded"], {"group_id": params["group_id"], "reason": reason, "by": by, "only": only})
+            earlier = cur.fetchone()
+        if earlier is None:
+            raise
+        return int(earlier[0])
     log.info("discarded group=%s records=%s action=%s by=%s", group, records, action, by)
     return int(records)
 

@@ -71,6 +71,14 @@ WITH meant AS MATERIALIZED (
 )
 SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id), '')) FROM settled;
 
+-- name: discarded
+-- How many records the same call has already discarded, if they are those of the digest and still discarded.
+SELECT records FROM tidemark.retry_action action
+ WHERE group_id = %(group_id)s AND kind = 'DISCARD' AND reason = %(reason)s AND done_by = %(by)s
+   AND %(only)s = (SELECT md5(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id))
+                     FROM tidemark.failed_record record WHERE record.action_id = action.action_id AND state = 'DISCARDED')
+ ORDER BY action_id DESC LIMIT 1;
+
 -- name: count_action
 UPDATE tidemark.retry_action SET records = %(records)s WHERE action_id = %(action_id)s;
 

@@ -157,7 +157,8 @@ def test_discarded_records_are_settled_and_the_action_is_kept(outbox: Outbox) ->
 
 
 def test_approved_discard_settles_what_was_shown_or_nothing(outbox: Outbox) -> None:
-    """The plan counts only records that would be settled. If another record has matched since, nothing is discarded."""
+    """The plan counts only records that would be settled. If another record has matched since, nothing is discarded. A second call, as
+    after a COMMIT whose answer was lost, discards no more and returns the same."""
     kept = outbox.add(b"kept", error=("ValueError", "another"))
     first, second, loaded = outbox.add(b"1"), outbox.add(b"2", failed=True), outbox.add(b"3")
     outbox.sql("UPDATE tidemark.failed_record SET state = 'LOADED', due_at = NULL WHERE failed_record_id = %(id)s", id=loaded)
@@ -174,10 +175,15 @@ def test_approved_discard_settles_what_was_shown_or_nothing(outbox: Outbox) -> N
         assert outbox.sql("SELECT * FROM tidemark.retry_action") == []
         again = admin.select_to_discard(connection, outbox.group, asked)
         assert admin.discard(connection, outbox.group, asked, **WHY, only=again.digest) == 3
+        newest = outbox.add(b"newest")
+        assert admin.discard(connection, outbox.group, asked, **WHY, only=again.digest) == 3
+        assert [action["records"] for action in admin.actions(connection, outbox.group, limit=10)] == [3]
+        with pytest.raises(SelectionChanged):
+            admin.discard(connection, outbox.group, asked, reason=WHY["reason"], by="bob@host", only=again.digest)
         for wanted in (Filter(), Filter(states=(RecordState.LOADED,)), Filter(numbers=(999,))):
             with pytest.raises(BadInput):
                 admin.select_to_discard(connection, outbox.group, wanted)
-    assert outbox.record(kept)["state"] == "WAITING"
+    assert [outbox.record(number)["state"] for number in (kept, newest)] == ["WAITING", "WAITING"]
 
 
 def test_discarding_needs_a_reason_and_a_filter_and_changes_nothing_without(outbox: Outbox) -> None:
