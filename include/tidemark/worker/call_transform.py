@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -252,12 +252,18 @@ def _split_by_sink(part: Slice, results: FunctionOutput, layouts: Sequence[Layou
 
 def _reject(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
     """Returns the reject for an error. ``Fail`` and the spec's permanent types fail the record, also as its cause. Others are retried."""
-    cause: BaseException | None = error
-    final = False
-    while cause is not None and not final:
-        final = isinstance(cause, (Fail, *permanent))
-        cause = cause.__cause__
+    final = any(isinstance(cause, (Fail, *permanent)) for cause in _causes(error))
     return reject(offset, Disposition.FAIL if final else Disposition.RETRY, str(error), type(error).__name__)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields the error and its chain of causes, each once: user code may make the chain a circle."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
 
 
 def _safe_repr(value: Any) -> str:

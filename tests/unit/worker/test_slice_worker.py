@@ -120,6 +120,15 @@ def test_what_a_function_answers_decides_what_becomes_of_the_record(function: Ca
     assert all("it must return a mapping" in each.error_text for each in answer.rejects if each.error_type == "TypeError")
 
 
+def test_error_that_is_its_own_cause_is_the_records_answer() -> None:
+    """Python allows circles of causes: ``raise error from error``, or two errors that are raised from each other."""
+    error, other = KeyError("x"), KeyError("y")
+    other.__cause__ = error
+    for cause in (error, other):
+        (each,) = judged(raising(error, cause=cause), permanent=(ValueError,)).rejects
+        assert each.disposition is Disposition.RETRY
+
+
 def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
     """A record is loaded completely or not at all."""
 
