@@ -56,6 +56,14 @@ class Broken(TidemarkError):
     """An invariant did not hold; the step was rolled back."""
 
 
+def text_of(error: BaseException) -> str:
+    """The error's text. The ``__str__`` of an error that user code raises may itself raise, or return something else."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - the user's code may raise anything
+        return f"its text cannot be shown: {type(failure).__name__}"
+
+
 class BadInput(Refused):
     """A setting, an argument or a file is unusable.
 

@@ -22,6 +22,14 @@ from tidemark.packages import version
 from tidemark.spec import UnknownConsumer, find_consumer
 
 
+def _fail_without_a_text() -> None:
+    class Textless(Exception):
+        def __str__(self) -> str:
+            return {}["text"]  # type: ignore[no-any-return]
+
+    raise Textless
+
+
 @pytest.fixture
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An interpreter with another path, and the same packages."""
@@ -48,6 +56,8 @@ def test_error_of_a_call_reaches_its_caller() -> None:
         call(partial(find_consumer, "nobody", project.consumers()), with_keeper=False)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         call(partial(divmod, 1, 0), with_keeper=False)
+    with pytest.raises(RuntimeError, match="Textless: its text cannot be shown: KeyError"):
+        call(_fail_without_a_text, with_keeper=False)
     with pytest.raises(CallDied):
         call(partial(os._exit, 3), with_keeper=False)
 

@@ -145,6 +145,10 @@ FUNCTIONS = {
     "does not import": ("import no_such_module", "there is no module no_such_module, which made.*:make needs"),
     "raises at import": (f"raise ValueError('key={SECRET}')", r"importing made.* raised ValueError: key\*\*\*"),
     "raises": (f"def make(about): raise OSError('token: {SECRET}')", r"made.*:make raised OSError: token\*\*\*"),
+    "raises an error without a text": (
+        "class E(Exception):\n    def __str__(self): return None\ndef make(about): raise E",
+        "made.*:make raised E: its text cannot be shown: TypeError",
+    ),
     "without a parameter": ("def make(): return 'x', 60", "made.*:make raised TypeError"),
     "returns nothing": ("def make(about): return None", "made.*:make returned NoneType. Return"),
     "returns bytes": ("def make(about): return b'x', 60", "made.*:make returned a token that is bytes"),

@@ -129,6 +129,29 @@ def test_error_that_is_its_own_cause_is_the_records_answer() -> None:
         assert each.disposition is Disposition.RETRY
 
 
+class Textless(Exception):
+    """Its text is the result of a method of the user's, which fails."""
+
+    def __str__(self) -> str:
+        return {}["text"]  # type: ignore[no-any-return]
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("error", "why"), [(Textless(), "KeyError"), (NoText(), "TypeError")])
+def test_error_without_a_text_is_the_records_answer(error: Exception, why: str) -> None:
+    """The other records of the slice are loaded. In the Arrow form, it is the transform's failure like any other error."""
+    answer = judged(lambda record: raising(error)(record) if record.offset == 101 else {"city": "a"}, sent(100), sent(101))
+    assert [(each.offset, each.error_type) for each in answer.rejects] == [(101, type(error).__name__)]
+    assert answer.rejects[0].error_text == f"its text cannot be shown: {why}"
+    batch, _ = records(PART, chunk_of([sent()]))
+    with pytest.raises(TransformFailed, match=f"{type(error).__name__}: its text cannot be shown: {why}"):
+        call_transform.call_arrow(raising(error), batch, PART)
+
+
 def test_a_generator_that_breaks_in_the_middle_gives_no_row() -> None:
     """A record is loaded completely or not at all."""
 
