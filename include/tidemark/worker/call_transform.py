@@ -281,10 +281,10 @@ def _to_batch(part: Slice, rows: list[Mapping[str, Any]], offsets: list[int], la
         return None, []
     allowed = {column.name for column in layout.columns}
     for row, offset in zip(rows, offsets, strict=True):
-        if unknown := next((name for name in row if name not in allowed), None):
-            raise TransformFailed(
-                where=f"{part.partition} offset {offset}", problem=f"it returned {unknown!r}, which is not a column of {layout.table}."
-            )
+        for name in row:
+            if name not in allowed:
+                problem = f"it returned a value for {name!r}, which is not a column of {layout.table}."
+                raise TransformFailed(where=f"{part.partition} offset {offset}", problem=problem)
     arrays = []
     bad: dict[int, Reject] = {}
     for column in layout.columns:
