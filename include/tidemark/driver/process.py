@@ -33,6 +33,12 @@ def child_env(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, PARENT: str(os.getpid())}
 
 
+def renew_random() -> None:
+    """Seeds NumPy's generator in a fork of a process that has imported it: each fork would draw the same numbers. Python seeds its own."""
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+
+
 def main() -> None:
     die_with_parent()
     os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the kernel keeps what `die_with_parent` has asked for

@@ -24,6 +24,7 @@ import pyspark.worker  # noqa: F401, TID253
 from pyspark import daemon  # noqa: TID253
 
 import tidemark.spark.engine  # noqa: F401
+from tidemark.driver.process import renew_random
 from tidemark.kafka.compiled import library
 from tidemark.worker.slice_worker import collect_less_garbage
 
@@ -42,6 +43,7 @@ def _end_with_connection(work: Any) -> Any:
     @functools.cache  # a worker serves one connection, task after task
     def watch(connection: socket.socket) -> None:
         os.setpgid(0, 0)
+        renew_random()
         threading.Thread(target=_kill_when_closed, args=(connection,), daemon=True).start()
 
     return worker
@@ -54,8 +56,12 @@ def _kill_when_closed(connection: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-if __name__ == "__main__":
+def main() -> None:
     library()  # compiled or loaded once
     collect_less_garbage()
     daemon.worker = _end_with_connection(daemon.worker)
     daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

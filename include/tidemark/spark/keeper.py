@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from tidemark.driver.call import answer
 from tidemark.driver.keeper_client import IDLE_S, KEEPER, read_secrets, receive, receive_files, send
-from tidemark.driver.process import PARENT, die_with_parent
+from tidemark.driver.process import PARENT, die_with_parent, renew_random
 from tidemark.quality.suite import great_expectations
 from tidemark.spark.releases import cancel_jobs
 from tidemark.spark.session import end_jvm, start_shared
@@ -341,6 +341,7 @@ def _run_forked(name: str, *, keep_open: int, run: Any) -> NoReturn:
                     os.close(file)
         _set_name(name)
         gc.enable()
+        renew_random()
         run()
         status = 0
     except SystemExit as end:
