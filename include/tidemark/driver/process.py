@@ -5,11 +5,13 @@ python -m tidemark.driver.process COMMAND...        # a command that ends with i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 PARENT = "TIDEMARK_PARENT_PID"
 
@@ -31,6 +33,15 @@ def die_with_parent() -> None:
 def child_env(env: Mapping[str, str]) -> dict[str, str]:
     """``env`` for a child that calls `die_with_parent`."""
     return {**env, PARENT: str(os.getpid())}
+
+
+def children() -> set[int]:
+    """The ids of this process's children. Empty if the kernel does not list them (Linux does)."""
+    pids: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            pids |= set(map(int, file.read_text().split()))
+    return pids
 
 
 def renew_random() -> None:

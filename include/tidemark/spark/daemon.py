@@ -3,11 +3,13 @@
 It imports the modules for a slice once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
 
 A worker ends as soon as its task does. When a job is cancelled, the JVM only closes the connection, and a worker that waits for Postgres or
-runs a transform would not notice. The worker's whole process group ends, including processes that a transform has started.
+runs a transform would not notice. The worker's whole process group ends, including processes that a transform has started. The
+daemon ends those of all its workers when it ends itself, as it does with the JVM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -24,7 +26,7 @@ import pyspark.worker  # noqa: F401, TID253
 from pyspark import daemon  # noqa: TID253
 
 import tidemark.spark.engine  # noqa: F401
-from tidemark.driver.process import renew_random
+from tidemark.driver.process import children, renew_random
 from tidemark.kafka.compiled import library
 from tidemark.worker.slice_worker import collect_less_garbage
 
@@ -56,11 +58,25 @@ def _kill_when_closed(connection: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def _kill_workers() -> None:
+    """Kills the workers that are left, each with its process group. None of them gets the signal with which PySpark ends its own group.
+
+    A worker's own thread may never get a turn: a regular expression, for example, may hold the interpreter's lock for years.
+    """
+    for pid in children():
+        for kill in (os.killpg, os.kill):  # it leads no group yet if it has just been forked
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     library()  # compiled or loaded once
     collect_less_garbage()
     daemon.worker = _end_with_connection(daemon.worker)
-    daemon.manager()
+    try:
+        daemon.manager()
+    finally:
+        _kill_workers()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tidemark import project
 from tidemark.connections import Connections
 from tidemark.driver.applications import require_hadoop_conf, spark_conf_dir
+from tidemark.driver.process import children
 from tidemark.errors import Refused, Unavailable
 from tidemark.jvm.jars import JAR_SETTINGS
 from tidemark.jvm.java import find_java, released
@@ -358,11 +359,11 @@ def _kill_after(limit_s: float) -> Iterator[None]:
 
     Works only if the kernel lists a process's children (Linux). Raises `JvmHangs`.
     """
-    before, timed_out = _children(), threading.Event()
+    before, timed_out = children(), threading.Event()
 
     def end() -> None:
         timed_out.set()
-        for pid in _children() - before:
+        for pid in children() - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -377,14 +378,6 @@ def _kill_after(limit_s: float) -> Iterator[None]:
         raise
     finally:
         timer.cancel()
-
-
-def _children() -> set[int]:
-    pids: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            pids |= set(map(int, file.read_text().split()))
-    return pids
 
 
 @contextlib.contextmanager
