@@ -68,6 +68,11 @@ def state() -> Path:
     return _folder("TIDEMARK_STATE", ".tidemark")
 
 
+def files_below(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files in a folder and in its folders, sorted. Without links to nothing, such as the locks of editors. A folder may be missing."""
+    return sorted(path for path in folder.rglob(pattern) if path.is_file())
+
+
 def own_tmp() -> Path:
     """A private folder for temporary files: ``tidemark-UID`` in the temporary folder. Raises `PermissionError` if somebody else created
     it."""

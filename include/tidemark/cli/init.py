@@ -50,7 +50,7 @@ def init(
     new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if new:
         _copy_parts(folder)
-        written = sorted(path for path in folder.rglob("*") if path.is_file())
+        written = project.files_below(folder)
     else:
         written = _add_to(folder)
     print_note("\n".join(f"wrote {path}" for path in written) or "Everything is there already.")
@@ -79,7 +79,7 @@ def _add_to(folder: Path) -> list[Path]:
     written = [folder / name for name in FOLDERS if not (folder / name).exists()]
     for path in written:
         path.mkdir(parents=True)
-    if not any("tidemark.airflow" in path.read_text(encoding="utf-8", errors="replace") for path in dags.rglob("*.py")):
+    if not any("tidemark.airflow" in path.read_text(encoding="utf-8", errors="replace") for path in project.files_below(dags, "*.py")):
         dags.mkdir(exist_ok=True)
         with (dags / DAG_FILE).open("x", encoding="utf-8") as file:
             file.write(ALL_DAGS)

@@ -234,7 +234,7 @@ def socket_path(env: Mapping[str, str]) -> Path:
         folders = [Path(place) for place in sys.path if place.endswith("-packages") and Path(place).is_dir()]
         package = Path(__file__).resolve().parents[1]
     packages = [folder.stat().st_mtime_ns for folder in folders]
-    files = [] if package is None else sorted(package.rglob("*.py"))
+    files = [] if package is None else project.files_below(package, "*.py")
     sources = [(str(file), file.stat().st_mtime_ns) for file in files]
     settings = {
         name: value

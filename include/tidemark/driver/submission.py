@@ -191,10 +191,10 @@ def _files(application: Application, settings: ClusterSettings, connections: Con
 def _zip_project(archive: Path) -> None:
     """Packs what a driver reads of the project, in the folders in which it looks for them."""
     parts = {project.CONSUMERS: project.consumers(), "spark_jobs/transforms": project.transforms(), "include/schemas": project.schemas()}
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
         for name, folder in parts.items():
-            for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
-                if file.is_file() and "__pycache__" not in file.parts:
+            for file in project.files_below(folder):
+                if "__pycache__" not in file.parts:
                     out.write(file, f"{name}/{file.relative_to(folder)}")
 
 

@@ -423,9 +423,9 @@ def _zip_modules(folders: Sequence[Path]) -> str:
     home = Path(tempfile.mkdtemp(prefix="tidemark-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)  # executors may fetch it as long as the driver lives
     archive = home / "transforms.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as out:
         for folder in folders:
-            for file in sorted(folder.rglob("*.py")):
+            for file in project.files_below(folder, "*.py"):
                 if (name := str(file.relative_to(folder))) not in out.namelist():
                     out.write(file, name)
     return str(archive)

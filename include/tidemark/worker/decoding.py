@@ -176,8 +176,11 @@ def decode_for_people(spec: ConsumerSpec, registry: RegistryConfig | None, topic
 
 def _imports(path: Path) -> dict[str, str]:
     """Returns the other Protobuf files of the folder, by import path."""
-    files = project.schemas().rglob("*.proto")
-    return {str(file.relative_to(project.schemas())): file.read_text(encoding="utf-8") for file in files if file != path}
+    return {
+        str(file.relative_to(project.schemas())): file.read_text(encoding="utf-8")
+        for file in project.files_below(project.schemas(), "*.proto")
+        if file != path
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import zipfile
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +17,16 @@ from tidemark.connections import DEPLOY_MODE, Connections
 from tidemark.driver.applications import Application, Report, Stage, failure_cause, pod_report, require_hadoop_conf, yarn_report
 from tidemark.driver.launch import ClusterDriver
 from tidemark.driver.on_cluster import DriverEnded, DriverNotStarted, DriverSilent, judge, next_look_s
-from tidemark.driver.submission import START_LIMIT, VARIABLES, SubmissionFailed, _escaped, cluster_settings, new_application, submit
+from tidemark.driver.submission import (
+    START_LIMIT,
+    VARIABLES,
+    SubmissionFailed,
+    _escaped,
+    _zip_project,
+    cluster_settings,
+    new_application,
+    submit,
+)
 from tidemark.errors import BadInput
 from tidemark.spec import ConsumerSpec, load_consumer
 
@@ -151,6 +162,18 @@ def test_driver_is_submitted_with_the_project_and_secrets_in_files(
     assert f"spark.files = mine,{_escaped(f'{folder / VARIABLES}#{VARIABLES}')}" in lines
     assert f"spark.yarn.tags = {application.name}" in lines
     assert "postgresql" not in arguments + properties
+
+
+def test_files_of_any_age_and_editors_locks_do_not_stop_a_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bazel, Nix and many images set the time of files to 1970, which zip files cannot have. An editor's lock is a link to nothing."""
+    monkeypatch.setenv("TIDEMARK_HOME", str(tmp_path))
+    (tmp_path / project.CONSUMERS).mkdir(parents=True)
+    (file := tmp_path / project.CONSUMERS / "flights.yaml").write_text("topics: [flights]")
+    os.utime(file, (0, 0))
+    (file.parent / ".#flights.yaml").symlink_to("ann@host.1234:1700000000")
+    _zip_project(tmp_path / "project.zip")
+    with zipfile.ZipFile(tmp_path / "project.zip") as archive:
+        assert archive.namelist() == [f"{project.CONSUMERS}/flights.yaml"]
 
 
 def test_submission_that_fails_says_why(spec: ConsumerSpec, hadoop_conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,15 @@ def test_only_what_the_jvm_needs_at_its_start_is_on_its_command_line(tmp_path: P
     assert "spark.driver.extraClassPath=/cache/spark-token-provider.jar" in words
     assert "spark.driver.extraJavaOptions=-Dx=y" in words
     assert "shuffle" not in words
+
+
+def test_transforms_of_any_age_and_editors_locks_do_not_stop_a_run(tmp_path: Path) -> None:
+    """Bazel, Nix and many images set the time of files to 1970, which zip files cannot have. An editor's lock is a link to nothing."""
+    (tmp_path / "flights.py").write_text("pass")
+    os.utime(tmp_path / "flights.py", (0, 0))
+    (tmp_path / ".#flights.py").symlink_to("ann@host.1234:1700000000")
+    with zipfile.ZipFile(session._zip_modules([tmp_path, tmp_path / "missing"])) as archive:
+        assert archive.namelist() == ["flights.py"]
 
 
 @pytest.mark.parametrize("what", ["file", "link to nothing", "link to itself", "link to a folder"])
