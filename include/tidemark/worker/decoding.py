@@ -22,6 +22,7 @@ from tidemark.records.outcome import Reject
 from tidemark.records.ranges import Slice, TopicPartition
 from tidemark.spec import ConsumerSpec
 from tidemark.spec.model import Encoding
+from tidemark.spec.problem import KeyPath
 from tidemark.transform import NoRow
 from tidemark.values.json_text import json_text
 from tidemark.worker.batches import input_schema, records
@@ -57,8 +58,11 @@ class Decoding:
         if self.needed and self._decoder is None:
             format_ = self._spec.format
             if format_.uses_registry and self._registry is None:
-                fix = f"Set it, or give {self._spec.name} a schema file: format: {{value: avro, value_schema: order.avsc}}."
-                raise BadInput(what=REGISTRY_URL, found=f"it is not set; {self._spec.name} reads Avro", fix=fix)
+                sides = {side: getattr(format_, side) for side in ("value", "key") if getattr(format_, f"{side}_schema") is None}
+                side, encoding = next(item for item in sides.items() if item[1] in BY_SCHEMA)
+                example = f"{side}: {encoding}, {side}_schema: order.{'avsc' if encoding is Encoding.AVRO else 'proto'}"
+                fix = f"Set it, or give {self._spec.name} a schema file: format: {{{example}}}."
+                raise BadInput(what=REGISTRY_URL, found=f"it is not set; {self._spec.name} reads {encoding.title()}", fix=fix)
             encodings = {"key": format_.key, "value": format_.value}
             files = {"key": format_.key_schema, "value": format_.value_schema}
             framed = {side: file is None for side, file in files.items()}
@@ -152,17 +156,29 @@ class Decoding:
     def _read_file(self, side: str, name: str, message: str | None) -> Node | Message:
         path = project.schemas() / name
         key = ("format", f"{side}_schema")
+        text = self._read_text(key, path)
         try:
-            text = path.read_text(encoding="utf-8")
-            return compiled(text, _imports(path), message) if path.suffix == ".proto" else parse(text)
-        except OSError:
-            problem = self._spec.problem(key, f"schema file {name} not found in {path.parent}", "create it, or correct the name")
-        except UnicodeDecodeError:
-            folder = f", or another schema file in {path.parent}," if path.suffix == ".proto" else ""
-            problem = self._spec.problem(key, f"schema file {name}{folder} is not UTF-8 text", "save it as UTF-8")
+            if path.suffix != ".proto":
+                return parse(text)
+            others = [file for file in project.files_below(project.schemas(), "*.proto") if file != path]
+            imports = {str(file.relative_to(project.schemas())): self._read_text(key, file) for file in others}
+            return compiled(text, imports, message)
         except BadSchema as error:
             problem = self._spec.problem(key, f"{name}: {error}", "correct the schema")
         raise self._spec.invalid(problem)
+
+    def _read_text(self, key: KeyPath, file: Path) -> str:
+        """The text of a schema file. Raises `SpecInvalid`, which names it."""
+        name = file.relative_to(project.schemas())
+        try:
+            return file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            problem, fix = f"schema file {name} not found in {project.schemas()}", "create it, or correct the name"
+        except OSError as error:
+            problem, fix = f"schema file {name} cannot be read: {error.strerror}", "make it readable"
+        except UnicodeDecodeError:
+            problem, fix = f"schema file {name} is not UTF-8 text", "save it as UTF-8"
+        raise self._spec.invalid(self._spec.problem(key, problem, fix))
 
     def _open_registry(self) -> Registry:
         assert self._registry is not None
@@ -172,15 +188,6 @@ class Decoding:
 def decode_for_people(spec: ConsumerSpec, registry: RegistryConfig | None, topic: str, payload: Payload) -> dict[str, Shown]:
     """See `Decoding.for_people`."""
     return Decoding(spec, registry, lambda: spec.topics).for_people(topic, payload)
-
-
-def _imports(path: Path) -> dict[str, str]:
-    """Returns the other Protobuf files of the folder, by import path."""
-    return {
-        str(file.relative_to(project.schemas())): file.read_text(encoding="utf-8")
-        for file in project.files_below(project.schemas(), "*.proto")
-        if file != path
-    }
 
 
 @dataclass(frozen=True, slots=True)
