@@ -154,7 +154,7 @@ class SparkEngine:
             return outcomes
 
     def _try_plan(self, target: Target, slices: Sequence[Slice], isolate: bool) -> list[Receipt | TidemarkError] | None:
-        """Returns `None` if records cannot be decoded or schemas are missing."""
+        """Returns `None` if nothing is stored because records cannot be decoded or schemas are missing."""
         try:
             outcomes = self._run_plan(target, slices, isolate)
         except TransformFailed as error:
@@ -169,7 +169,8 @@ class SparkEngine:
     ) -> list[Receipt | TidemarkError]:
         """Checks the plan and runs that same plan: creating a second one would take longer than processing 10,000 records.
 
-        ``undecodable``: failed records, which the transform does not get. They force a staged commit.
+        ``undecodable``: failed records, which the transform does not get. They force a staged commit. If they are not known yet (`None`), a
+        plan whose tasks commit one slice each finds them itself: some of its slices are stored already.
         """
         if undecodable and not target.by_record:
             first = min(offset.offset for rejects in undecodable.values() for offset in rejects)
@@ -201,8 +202,19 @@ class SparkEngine:
             order = [number[TopicPartition(*partition)] for partition in partitions_of_tasks(job)]
             marks = marks and hands_over_once(job)
         self._spark.sparkContext.setLocalProperty(ORDER, json.dumps(order))
-        with without_byte_count(self._spark) if marks else few_records(self._spark):
-            return _collect(job)
+        try:
+            with without_byte_count(self._spark) if marks else few_records(self._spark):
+                return _collect(job)
+        except TransformFailed as error:
+            if undecodable is not None or UNDECODABLE not in error.problem:
+                raise
+        rejects = self._find_undecodable(slices)
+        outcomes: list[Receipt | TidemarkError] = []
+        for with_rejects in (False, True):
+            group = [part for part in slices if (part.partition in rejects) is with_rejects]
+            if group:
+                outcomes += self._run_plan(target, group, isolate, rejects if with_rejects else {})
+        return outcomes
 
     def _plan_job(
         self,

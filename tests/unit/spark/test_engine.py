@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from tidemark.records.ranges import Epoch, Slice, TopicPartition
-from tidemark.spark.engine import packed
+from tidemark.spark import engine
+from tidemark.spark.engine import UNDECODABLE, SparkEngine, packed
 from tidemark.spark.errors import SparkFailed, lost_jvm
+from tidemark.worker.call_transform import TransformFailed
 
 
 @pytest.mark.parametrize(
@@ -57,3 +62,41 @@ def test_slices_are_shared_evenly_among_tasks(sizes: list[int], tasks: int) -> N
     assert len(shares) == min(tasks, len(sizes))
     weights = [sum(part.end - part.start for part in share) for share in shares]
     assert max(weights) - min(weights) <= max(sizes)
+
+
+def test_only_slices_with_undecodable_records_are_staged_after_others_may_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that commit one slice each may have stored some when one of them meets such a record. A stored slice cannot be part of another
+    commit; alone, it is a receipt."""
+    good, bad = (Slice(TopicPartition("t", number), 1, 0, 10, Epoch(1)) for number in range(2))
+    runs: list[tuple[str, list[Slice]]] = []
+
+    def plan_job(_target: Any, slices: list[Slice], _isolate: bool, undecodable: Any, *, headers: bool) -> Any:
+        return None, ("staged" if undecodable else "direct", slices), False
+
+    def collect(job: Any) -> list[Any]:
+        runs.append(job)
+        if bad in job[1]:
+            raise TransformFailed(where="the executors", problem=f"ValueError: {UNDECODABLE}.")
+        return list(job[1])
+
+    def stage(_target: Any, slices: list[Slice], *_: Any) -> list[Any]:
+        runs.append(("staged", slices))
+        return list(slices)
+
+    for name, value in {
+        "why_staged": lambda job: job[0] if job[0] == "staged" else None,
+        "partitions_of_tasks": lambda job: [(part.partition.topic, part.partition.partition) for part in job[1]],
+        "reads_headers": lambda _: False,
+        "few_records": lambda _: contextlib.nullcontext(),
+        "_collect": collect,
+    }.items():
+        monkeypatch.setattr(engine, name, value)
+    tested: Any = SparkEngine.__new__(SparkEngine)
+    tested._spec, tested._connections = SimpleNamespace(group="g"), SimpleNamespace(kafka={})
+    tested._decoding = SimpleNamespace(needed=True)
+    tested._spark = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None))
+    tested._plan_job, tested._stage_and_promote = plan_job, stage
+    tested._find_undecodable = lambda _: {bad.partition: ["a reject"]}
+    target = SimpleNamespace(by_record=True, layouts=[1])
+    assert tested._try_plan(target, [good, bad], isolate=False) == [good, bad]
+    assert runs == [("direct", [good, bad]), ("direct", [good]), ("staged", [bad])]
