@@ -56,7 +56,7 @@ class Broken(TidemarkError):
     """An invariant did not hold; the step was rolled back."""
 
 
-def text_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The error's text. The ``__str__`` of an error that user code raises may itself raise, or return something else."""
     try:
         return str(error)

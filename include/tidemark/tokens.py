@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard
 
 from tidemark import project
-from tidemark.errors import BadInput, TidemarkError, Unavailable, text_of
+from tidemark.errors import BadInput, TidemarkError, Unavailable, message_of
 
 COMMAND_LIMIT_S = 30
 """How long a command may take."""
@@ -185,7 +185,7 @@ def _returned(setting: str, name: str, about: Mapping[str, str]) -> Token:
     except TidemarkError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        cause = f"{name} raised {type(error).__name__}: {_without_secrets(text_of(error))}"
+        cause = f"{name} raised {type(error).__name__}: {_without_secrets(message_of(error))}"
         raise TokenUnavailable(setting=setting, cause=cause) from None
     if isinstance(result, str):
         return _of_text(result)
@@ -245,7 +245,7 @@ def _imported(setting: str, name: str) -> Callable[[Mapping[str, str]], Any]:
     except ModuleNotFoundError as error:
         raise BadInput(what=setting, found=f"there is no module {error.name}, which {name} needs", fix=fix) from None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        found = f"importing {module_name} raised {type(error).__name__}: {_without_secrets(text_of(error))}"
+        found = f"importing {module_name} raised {type(error).__name__}: {_without_secrets(message_of(error))}"
         raise BadInput(what=setting, found=found, fix=fix) from None
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidemark.db import transaction
-from tidemark.errors import Refused, text_of
+from tidemark.errors import Refused, message_of
 from tidemark.records.outcome import ONLY
 from tidemark.sink.fit import SinkGuardsRows, SinkMismatch, SinkNoTable, match, read_table
 from tidemark.sink.table import LINEAGE, Column, Layout, SinkHidden, SinkMissing
@@ -102,7 +102,7 @@ def _returned_schemas(
             result = transform.function(empty)
         except Exception as error:
             fix = "It must also accept an empty batch, because this is how its columns are found."
-            problem = f"{type(error).__name__}: {text_of(error)}. {fix}"
+            problem = f"{type(error).__name__}: {message_of(error)}. {fix}"
             raise TransformFailed(where=where, problem=problem) from error
         require_batches(result, where)
         schemas = {sink: output.schema for sink, output in (result if isinstance(result, Mapping) else {ONLY: result}).items()}

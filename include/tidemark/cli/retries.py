@@ -44,7 +44,7 @@ from tidemark.retry.pending import tried as tries_of
 from tidemark.retry.relay import relay as publish
 from tidemark.retry.topics import ExistingTopic, ensure_topics
 from tidemark.spec import ConsumerSpec, find_consumer
-from tidemark.spec.problem import text_of
+from tidemark.spec.problem import read_utf8
 from tidemark.text.duration import format_duration
 from tidemark.text.moment import parse_moment
 from tidemark.text.storable import BIGINT, INTEGER
@@ -302,7 +302,7 @@ def edit(
 
     edits: list[tuple[int, Callable[[Payload], Payload]]]
     if from_ is not None:
-        text = text_of(from_, what="--from", fix="Name a file of lines that `tidemark retries export` wrote.")
+        text = read_utf8(from_, what="--from", fix="Name a file of lines that `tidemark retries export` wrote.")
         lines = [line for line in text.split("\n") if line.strip()]  # other line breaks may be part of a text in JSON
         edits = [(record_number, lambda _, payload=payload: payload) for record_number, payload in map(parse_edit, lines)]  # type: ignore[misc]
     else:

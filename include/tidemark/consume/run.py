@@ -35,7 +35,7 @@ from tidemark.consume.lookup import last_records, look
 from tidemark.consume.membership import Attempt, GroupMembership, Interrupt, ManualAssignment, Membership
 from tidemark.consume.rewind_watch import RewindWatch
 from tidemark.db import DatabaseUrl, answering, keep_visible, read_url, session, transaction
-from tidemark.errors import Broken, BrokerUnavailable, Fenced, Refused, TidemarkError, Unavailable, text_of
+from tidemark.errors import Broken, BrokerUnavailable, Fenced, Refused, TidemarkError, Unavailable, message_of
 from tidemark.kafka.cluster import Cluster, TopicsMissing
 from tidemark.kafka.reader import RangeGone
 from tidemark.offsets import store
@@ -135,7 +135,7 @@ def consume(spec: ConsumerSpec, connections: Connections, attempt_id: int, start
     except _DriverNeeded:
         return False
     except BaseException as error:
-        failure = {"kind": kind(error), "type": type(error).__name__, "text": text_of(error)}
+        failure = {"kind": kind(error), "type": type(error).__name__, "text": message_of(error)}
         with contextlib.suppress(TidemarkError), session(connections.database_url) as connection, transaction(connection) as cur:
             store.end_attempt(cur, attempt_id, failure)
         raise

@@ -15,7 +15,7 @@ from typing import TypeVar
 from tidemark.driver.environment import driver_env, interpreter, require_same_version, require_tidemark, separate
 from tidemark.driver.keeper_client import KeeperUnavailable, call_in_fork, result
 from tidemark.driver.process import child_env, die_with_parent
-from tidemark.errors import TidemarkError, text_of
+from tidemark.errors import TidemarkError, message_of
 from tidemark.packages import optional
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def answer(pickled: bytes) -> bytes:
     except TidemarkError as error:
         return pickle.dumps((None, error))
     except Exception as error:  # noqa: BLE001 - the caller raises it; not every error can be pickled
-        return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {text_of(error)}")))
+        return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {message_of(error)}")))
 
 
 def main() -> None:

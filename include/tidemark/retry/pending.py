@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg2
 
 from tidemark.db import rows, session, statements, transaction
-from tidemark.errors import TidemarkError, text_of
+from tidemark.errors import TidemarkError, message_of
 from tidemark.offsets.store import find_group
 from tidemark.retry import store
 from tidemark.retry.relay import Relayed, relay
@@ -91,7 +91,7 @@ def trouble(error: Exception) -> str:
     if isinstance(error, TidemarkError | psycopg2.Error):
         return str(error).strip()
     log.error("unexpected error, continuing with the rest error=%s", type(error).__name__, exc_info=error)
-    return f"{type(error).__name__}: {text_of(error)}"
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def obstacles(done: Relayed, name: str) -> list[str]:

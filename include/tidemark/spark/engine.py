@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemark.author.describe import layouts_of
 from tidemark.connections import Connections
-from tidemark.errors import TidemarkError, text_of
+from tidemark.errors import TidemarkError, message_of
 from tidemark.formats.decoder import Decoder, SchemasMissing
 from tidemark.kafka.cluster import Cluster
 from tidemark.kafka.config import jvm
@@ -439,7 +439,7 @@ def _call_transform(function: Callable[..., Any], records: DataFrame) -> dict[st
     try:
         answer = function(records)
     except Exception as error:
-        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {text_of(error)}.") from error
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {message_of(error)}.") from error
     results = dict(answer) if isinstance(answer, Mapping) else {ONLY: answer}
     for result in results.values():
         if not isinstance(result, DataFrame):

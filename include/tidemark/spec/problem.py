@@ -127,7 +127,7 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def text_of(path: Path, *, what: str, fix: str) -> str:
+def read_utf8(path: Path, *, what: str, fix: str) -> str:
     """Reads a file that a user named on the command line. Raises `BadInput` if it cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")

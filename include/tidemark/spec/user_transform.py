@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tidemark.errors import BadInput, text_of
+from tidemark.errors import BadInput, message_of
 from tidemark.spec import checks
 from tidemark.spec.model import ConsumerSpec, RetryOrder
 from tidemark.spec.problem import KeyPath, SpecInvalid, shown
@@ -259,7 +259,7 @@ def _import_failed(spec: ConsumerSpec, path: KeyPath, name: str, folders: Sequen
         places = ", ".join(shown(folder) for folder in folders) or "sys.path"
         fix = f"write {near}" if near else f"put {name.replace('.', '/')}.py into {places}"
         return _invalid(spec, path, f'{path[0]}: module "{error.name}" not found', fix)
-    error_text = f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:200]
+    error_text = f"{type(error).__name__}: {message_of(error)}".splitlines()[0][:200]
     return _invalid(spec, path, f"{path[0]}: importing {name} raised {error_text}", f"fix {_user_line(error, folders)}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tidemark.errors import Refused, text_of
+from tidemark.errors import Refused, message_of
 from tidemark.formats.connect import Misfit
 from tidemark.formats.decoder import Decoder
 from tidemark.kafka.config import KafkaConfig
@@ -172,7 +172,7 @@ def call_arrow(function: Callable[..., Any], batch: pa.RecordBatch, part: Slice)
     try:
         answer = function(batch)
     except Exception as error:
-        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {one_line(text_of(error))}.") from error
+        raise TransformFailed(where=where, problem=f"{type(error).__name__}: {one_line(message_of(error))}.") from error
     require_batches(answer, where)
     return answer
 
@@ -253,7 +253,7 @@ def _split_by_sink(part: Slice, results: FunctionOutput, layouts: Sequence[Layou
 def _reject(offset: int, error: Exception, permanent: tuple[type[Exception], ...]) -> Reject:
     """Returns the reject for an error. ``Fail`` and the spec's permanent types fail the record, also as its cause. Others are retried."""
     final = any(isinstance(cause, (Fail, *permanent)) for cause in _causes(error))
-    return reject(offset, Disposition.FAIL if final else Disposition.RETRY, text_of(error), type(error).__name__)
+    return reject(offset, Disposition.FAIL if final else Disposition.RETRY, message_of(error), type(error).__name__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

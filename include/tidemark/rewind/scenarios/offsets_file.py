@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tidemark.errors import BadInput, Refused
 from tidemark.records.ranges import TopicPartition
-from tidemark.spec.problem import Problem, masked, shown, text_of
+from tidemark.spec.problem import Problem, masked, read_utf8, shown
 from tidemark.text.storable import BIGINT, INTEGER
 from tidemark.text.wording import counted, nearest, quoted
 
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):  # reading it raises them, too
         if path.stat().st_size > MAX_BYTES:
             raise _too_large(path)
-    return text_of(path, what="offsets", fix="Name a file that kafka-consumer-groups --export wrote.")
+    return read_utf8(path, what="offsets", fix="Name a file that kafka-consumer-groups --export wrote.")
 
 
 def parse_offsets(text: str, path: Path = Path("offsets")) -> dict[str | None, Offsets]:
