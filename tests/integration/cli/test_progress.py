@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -38,10 +38,12 @@ class Terminal:
 
     def __init__(self, scenario: Scenario, *words: str) -> None:
         self.seen = ""
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest may have been started by a shell that ignores it
-            os.execve(sys.executable, [sys.executable, "-m", "tidemark.cli.main", *words], scenario.env() | {"COLUMNS": "150"})
+        self._terminal, theirs = pty.openpty()
+        own = ["env", "--default-signal=INT", "setsid", "--ctty"]  # pytest may have been started by a shell that ignores Ctrl-C
+        command = [*own, sys.executable, "-m", "tidemark.cli.main", *words]
+        env = scenario.env() | {"COLUMNS": "150"}
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+        os.close(theirs)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -56,15 +58,15 @@ class Terminal:
     def interrupt(self) -> int:
         """Presses Ctrl-C. Returns the exit status."""
         os.write(self._terminal, b"\x03")
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        status = self._process.wait()
         self._reader.join()
         return status
 
     def kill(self) -> None:
         """For a test that failed before the interrupt."""
-        if self._reader.is_alive():
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
         self._reader.join()
         os.close(self._terminal)
 

@@ -264,7 +264,7 @@ def test_operator_sees_and_discards_held_records_and_can_neither_edit_nor_redriv
         held = list_records(connection, lab.group, Filter(states=(RecordState.HELD,)), limit=10)
         assert [record.offset for record in held] == [1, 2, 3]
         with pytest.raises(NotEditable, match="it is held until an earlier record of its key is settled"):
-            edit(connection, lab.group, held[0].number, lambda was: Payload(was.key, b"x", ()), **WHY)
+            edit(connection, lab.group, [(held[0].number, lambda was: Payload(was.key, b"x", ()))], **WHY)
         with pytest.raises(BadInput, match="no record to redrive: states HELD; 3 already wait for a retry"):
             lab.plan_redrive(Filter(states=(RecordState.HELD,)))
     assert lab.discard(Filter(numbers=(held[1].number,))) == 1
