@@ -69,7 +69,7 @@ def state() -> Path:
 
 
 def files_below(folder: Path, pattern: str = "*") -> list[Path]:
-    """The files in a folder and in its folders, sorted. Without links to nothing, such as the locks of editors. A folder may be missing."""
+    """The files below a folder, sorted, without dangling links, such as the locks of editors. The folder may be missing."""
     return sorted(path for path in folder.rglob(pattern) if path.is_file())
 
 

@@ -48,8 +48,8 @@ class InKafka:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """The records of a key: sorted offsets by partition, with the topics' UUIDs and the logs that were read. A log starts where retention
-    had moved its start when it was read."""
+    """The records of a key: sorted offsets by partition, with the topics' UUIDs and the logs that were read. Each log starts where
+    it started when it was read: retention may have moved it since the search began."""
 
     uuids: Mapping[str, str]
     logs: Mapping[TopicPartition, Log]
@@ -67,7 +67,7 @@ def records_of(cluster: Cluster, config: KafkaConfig, spec: ConsumerSpec, key: b
     logs = cluster.logs(partition for topic in topics for partition in topic.all())
     matches: dict[TopicPartition, list[int]] = {}
     done, total = 0, sum(log.end - log.start for log in logs.values())
-    for partition, log in sorted(logs.items()):  # as it was at first
+    for partition, log in sorted(logs.items()):  # the logs as they were when the search began
         reported = done
         for chunk in _read_log(cluster, config, logs, partition):
             matches.setdefault(partition, []).extend(chunk["offset"].filter(pc.equal(chunk["key"], key)).to_pylist())

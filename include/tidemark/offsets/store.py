@@ -469,7 +469,7 @@ def attempt_ledger(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
 
 
 def attempt_lost(cur: Cursor, attempt_id: int) -> list[dict[str, Any]]:
-    """Reads the ranges that an attempt stored as lost, without those of retry topics."""
+    """Reads the ranges that an attempt stored as lost, except those of retry topics."""
     cur.execute(SQL["attempt_lost"], {"attempt_id": attempt_id})
     return rows(cur)
 

@@ -266,7 +266,7 @@ SELECT topic.name AS topic, partition, min(start_offset) AS start, max(end_offse
  WHERE attempt_id = %(attempt_id)s GROUP BY topic.name, partition ORDER BY topic.name, partition;
 
 -- name: attempt_lost
--- The ranges that an attempt stored as lost, without those of retry topics: Postgres has their records. Locks nothing.
+-- The ranges that an attempt stored as lost. Retry topics are omitted: their records are in Postgres. Locks nothing.
 SELECT topic.name AS topic, partition, start_offset AS start, end_offset AS end, reason
   FROM tidemark.lost_range JOIN tidemark.partition_offset USING (group_id, topic_id, partition) JOIN tidemark.topic USING (topic_id)
  WHERE attempt_id = %(attempt_id)s AND NOT drained ORDER BY topic.name, partition, start_offset;

@@ -72,7 +72,8 @@ WITH meant AS MATERIALIZED (
 SELECT count(*), md5(coalesce(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id), '')) FROM settled;
 
 -- name: discarded
--- How many records the same call has already discarded, if they are those of the digest and still discarded.
+-- The number of records that an earlier call for the same reason and person has discarded. No row unless they are exactly the records of the
+-- digest, and still discarded.
 SELECT records FROM tidemark.retry_action action
  WHERE group_id = %(group_id)s AND kind = 'DISCARD' AND reason = %(reason)s AND done_by = %(by)s
    AND %(only)s = (SELECT md5(string_agg(failed_record_id::text, ',' ORDER BY failed_record_id))

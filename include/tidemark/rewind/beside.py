@@ -15,8 +15,8 @@ the last records, the rewind *holds* its groups: they begin no batch until ``hol
 
 A *rehearsal* is a replay beside with another transform than the consumer's, for its runs only. It is compared and discarded, never swapped.
 
-Lock order: the advisory locks of the groups; those of the side groups, which validations of the replay share; the rewind's row; the
-positions of the groups; the positions of the side groups.
+Locks are taken in this order: the groups' advisory locks; the side groups' advisory locks, which validations of the replay share; the
+rewind's row; the groups' positions; the side groups' positions.
 """
 
 from __future__ import annotations

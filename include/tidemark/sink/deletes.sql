@@ -1,8 +1,8 @@
 -- Statements that delete rows of an upsert sink.
 
 -- name: any_deletions
--- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force, also in a topic that was
--- created again since. One index lookup per slice and topic. Locks nothing.
+-- Whether a slice's rows include deletes, and whether deletions after the start of one of these slices are in force. A topic that was created
+-- again counts as later. One index lookup per slice and topic. Locks nothing.
 SELECT EXISTS (SELECT FROM {source} AS source WHERE kafka_deleted),
        EXISTS (SELECT FROM unnest(%(topic_ids)s::smallint[], %(partitions)s::integer[], %(starts)s::bigint[]) part (topic_id, partition, start)
                  JOIN tidemark.topic USING (topic_id)

@@ -3,8 +3,8 @@
 It imports the modules for a slice once, instead of in each worker. A fork takes 10 ms, the imports take most of a second.
 
 A worker ends as soon as its task does. When a job is cancelled, the JVM only closes the connection, and a worker that waits for Postgres or
-runs a transform would not notice. The worker's whole process group ends, including processes that a transform has started. The
-daemon ends those of all its workers when it ends itself, as it does with the JVM.
+runs a transform would not notice. The worker's whole process group ends, including processes that a transform has started. When
+the daemon ends, as it does with the JVM, it kills the process groups of all its workers.
 """
 
 from __future__ import annotations

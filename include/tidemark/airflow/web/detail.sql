@@ -4,7 +4,7 @@
 SELECT group_id, clock_timestamp() AS now FROM tidemark.consumer_group WHERE name = %(group)s;
 
 -- name: lost
--- The newest lost ranges of a group, without those of its retry topics.
+-- The newest lost ranges of a group. Retry topics are omitted: their records are in Postgres.
 SELECT topic.name AS topic, partition, start_offset, end_offset, reason, recorded_at
   FROM tidemark.lost_range JOIN tidemark.partition_offset USING (group_id, topic_id, partition) JOIN tidemark.topic USING (topic_id)
  WHERE group_id = %(group_id)s AND NOT drained ORDER BY lost_range_id DESC LIMIT %(limit)s;
